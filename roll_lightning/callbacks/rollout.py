@@ -1,0 +1,234 @@
+"""Makes the experience of each iteration, and the rollouts of validation and prediction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from roll_lightning.callbacks.weight_sync import WeightSyncCallback
+from roll_lightning.collectors.base import Collector, Purpose, RolloutTask
+from roll_lightning.collectors.replay import read_rollouts, rollout_file, write_rollouts
+from roll_lightning.collectors.single_turn import SingleTurnCollector
+from roll_lightning.data.types import Rollout
+from roll_lightning.engines.base import Engine, SamplingParams
+from roll_lightning.engines.hf import HFEngine
+from roll_lightning.errors import ConfigError, RollLightningError
+from roll_lightning.metrics.rollouts import rollout_metrics
+from roll_lightning.rewards.base import RewardFunction
+from roll_lightning.strategies.scale import data_parallel_rank, data_parallel_size
+
+
+@dataclass(frozen=True)
+class ValidationSampling:
+    """What validation asks for each held-out prompt.
+
+    Args:
+        greedy: one greedy answer.
+        num_samples: sampled answers, for the sampled accuracy and pass@k; 0 for none.
+    """
+
+    greedy: bool = True
+    num_samples: int = 4
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 0 or (not self.greedy and self.num_samples == 0):
+            raise ConfigError(
+                f"rollout.validation asks for greedy={self.greedy} and num_samples={self.num_samples}: nothing to score"
+            )
+
+
+class RolloutCallback(Callback):
+    """Rolls the policy out at the start of every epoch.
+
+    Args:
+        prompts_per_iteration: prompts per iteration over all ranks.
+        num_generations: answers to each of them, one group.
+        engine: what generates.
+        rewards: what scores; the first to be named is no more than the others, weights say what counts.
+        max_new_tokens: longest response, the stop token included.
+        temperature: of sampling; the trainer's log-probabilities use it too.
+        top_p: nucleus sampling; 1 keeps all tokens.
+        top_k: keeps the k most likely tokens; 0 keeps all.
+        stop: strings that end a response.
+        validation: what validation asks for.
+        reward_deadline: seconds that a reward may take for one answer.
+        reward_workers: processes that run rewards.
+        record_dir: folder to which each iteration's rollouts are written.
+        replay_dir: folder of recorded rollouts to train on instead of generating.
+        collector: makes rollouts in place of engine and rewards (from Python).
+    """
+
+    def __init__(
+        self,
+        prompts_per_iteration: int = 32,
+        num_generations: int = 8,
+        engine: Engine | None = None,
+        rewards: list[RewardFunction] | None = None,
+        max_new_tokens: int = 1024,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        stop: list[str] | None = None,
+        validation: ValidationSampling = ValidationSampling(),  # noqa: B008
+        reward_deadline: float = 10.0,
+        reward_workers: int = 1,
+        record_dir: str | None = None,
+        replay_dir: str | None = None,
+        collector: Collector | None = None,
+    ) -> None:
+        if prompts_per_iteration < 1:
+            raise ConfigError(f"rollout.prompts_per_iteration is {prompts_per_iteration}; it must be 1 or more")
+        if num_generations < 2:
+            raise ConfigError(
+                f"rollout.num_generations is {num_generations}; a group of one has no advantage, set it to 2 or more"
+            )
+        if temperature <= 0:
+            raise ConfigError(f"rollout.temperature is {temperature}; sampling needs more than 0")
+        if collector is None and replay_dir is None and not rewards:
+            raise ConfigError("rollout.rewards is empty; name at least one, e.g. rewards: [{class_path: ExactMatch}]")
+        self.prompts_per_iteration = prompts_per_iteration
+        self.num_generations = num_generations
+        self.engine = engine
+        self.rewards = rewards or []
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.top_p, self.top_k = top_p, top_k
+        self.stop = stop or []
+        SamplingParams(max_new_tokens, temperature, top_p, top_k)
+        self.validation = validation
+        self.reward_deadline = reward_deadline
+        self.reward_workers = reward_workers
+        self.record_dir, self.replay_dir = record_dir, replay_dir
+        self.collector = collector
+        self._pending_metrics: dict[str, float] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Refuse what could not work before a model loads."""
+        if self.collector is None and self.engine is None:
+            self.engine = HFEngine()
+
+    def ensure_experience(self, trainer: Trainer, iteration: int) -> None:
+        """Fill the DataModule's buffer with the experience of this iteration, unless it is there already.
+
+        Called at the start of an epoch and before its first batch is fetched, since Lightning leaves out the former
+        when it resumes inside an epoch.
+        """
+        data: Any = trainer.datamodule
+        if data.has_experience(iteration):
+            return
+        clock = _Clock()
+        rollouts = self._training_rollouts(trainer, iteration)
+        clock.lap("time/step_generate")
+        module: Any = trainer.lightning_module
+        experience = module.make_experience(rollouts, iteration)
+        data.set_experience(experience, iteration)
+        clock.lap("time/make_experience")
+        tokens = sum(rollout.response_length for rollout in rollouts)
+        clock.seconds["system/actor_infer/response/tps"] = tokens / max(clock.seconds["time/step_generate"], 1e-9)
+        self._pending_metrics = rollout_metrics(rollouts) | clock.seconds
+
+    def collect(self, trainer: Trainer, tasks: Sequence[RolloutTask], iteration: int, purpose: Purpose) -> list[Rollout]:
+        """Roll out this rank's tasks with the trainer's current weights."""
+        collector = self._ready_collector(trainer)
+        if isinstance(collector, SingleTurnCollector):
+            self._weight_sync(trainer).ensure_synced(trainer, collector.engine)
+        with trainer.precision_plugin.forward_context(), torch.no_grad():
+            return collector.collect(tasks, iteration, purpose)
+
+    def _training_rollouts(self, trainer: Trainer, iteration: int) -> list[Rollout]:
+        if self.replay_dir:
+            return read_rollouts(self.replay_dir, iteration)
+        data: Any = trainer.datamodule
+        prompts = data.prompts(iteration, self.prompts_per_iteration)
+        tasks = [RolloutTask(prompt, group, self.num_generations) for group, prompt in enumerate(prompts)]
+        mine = tasks[data_parallel_rank(trainer) :: data_parallel_size(trainer)]
+        rollouts = gather_rollouts(lambda: self.collect(trainer, mine, iteration, "train"))
+        if self.record_dir and trainer.is_global_zero:
+            write_rollouts(rollout_file(self.record_dir, iteration), rollouts)
+        return rollouts
+
+    def _ready_collector(self, trainer: Trainer) -> Collector:
+        if self.collector is not None:
+            return self.collector
+        module: Any = trainer.lightning_module
+        data: Any = trainer.datamodule
+        assert self.engine is not None, "setup gives an engine"
+        self.engine.bind(module.policy, module.tokenizer)
+        sampling = SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=tuple(self.stop),
+            stop_token_ids=module.stop_token_ids,
+        )
+        pool = RewardPool(self.rewards, workers=self.reward_workers, deadline=self.reward_deadline)
+        self.collector = SingleTurnCollector(self.engine, pool, sampling, data.seed)
+        return self.collector
+
+    def _weight_sync(self, trainer: Trainer) -> WeightSyncCallback:
+        for callback in trainer.callbacks:
+            if isinstance(callback, WeightSyncCallback):
+                return callback
+        callback = WeightSyncCallback()
+        trainer.callbacks.append(callback)
+        return callback
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """One epoch is one iteration."""
+        self.ensure_experience(trainer, trainer.current_epoch)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Log the rollouts' metrics, wherever they were made."""
+        if self._pending_metrics:
+            pl_module.log_dict(self._pending_metrics, on_step=False, on_epoch=True, batch_size=1)
+            pl_module.log("score", self._pending_metrics.get("critic/score/mean", 0.0), prog_bar=True, logger=False,
+                          on_step=True, on_epoch=False, batch_size=1)
+            self._pending_metrics = {}
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Close engine and reward workers."""
+        if self.collector is not None:
+            self.collector.close()
+        if self.engine is not None:
+            self.collector = None
+
+
+def gather_rollouts(collect: Callable[[], list[Rollout]]) -> list[Rollout]:
+    """Run ``collect`` on every rank and give each rank all rollouts, ordered by group and sample.
+
+    Raises:
+        RollLightningError: on every rank, when it failed on any; else the others would wait for ever.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return collect()
+    result: list[Rollout] | RollLightningError
+    try:
+        result = collect()
+    except RollLightningError as error:
+        result = error
+    shares: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(shares, result)
+    for share in shares:
+        if isinstance(share, RollLightningError):
+            raise share
+    return sorted(chain.from_iterable(shares), key=lambda rollout: (rollout.group, rollout.sample))
+
+
+@dataclass
+class _Clock:
+    """Seconds by phase."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self.started
+        self.started = now

@@ -1,0 +1,79 @@
+"""The experience of one rollout iteration: what the policy is trained on until the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from roll_lightning.data.batch import ExperienceBatch, WindowTotals, pad_rows
+from roll_lightning.data.types import Rollout
+
+
+@dataclass
+class Experience:
+    """Right-padded tensors on the CPU, the same on every rank.
+
+    Args:
+        input_ids: ``[rows, tokens]`` prompt and response.
+        lengths: ``[rows]`` real tokens of each row.
+        response_mask: ``[rows, tokens]`` bool; true on tokens that the policy wrote and that are trained on. The one
+            mask of numerator and denominator.
+        advantages: ``[rows, tokens]`` float32.
+        old_logprobs: ``[rows, tokens]`` float32 log-probabilities of the weights that start the iteration, or ``None``
+            where they are the first forward pass itself.
+        ref_logprobs: ``[rows, tokens]`` float32, or ``None``.
+    """
+
+    input_ids: Tensor
+    lengths: Tensor
+    response_mask: Tensor
+    advantages: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+
+    @classmethod
+    def from_rollouts(cls, rollouts: Sequence[Rollout]) -> Experience:
+        """Tokens and masks of the rollouts; advantages are zero until somebody sets them."""
+        input_ids = pad_rows([rollout.token_ids for rollout in rollouts], torch.long)
+        return cls(
+            input_ids=input_ids,
+            lengths=torch.tensor([len(rollout.token_ids) for rollout in rollouts]),
+            response_mask=pad_rows([rollout.loss_mask for rollout in rollouts], torch.bool),
+            advantages=torch.zeros(input_ids.shape, dtype=torch.float32),
+        )
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return self.input_ids.shape[0]
+
+    def batch(self, rows: Sequence[int], window: WindowTotals | None = None) -> ExperienceBatch:
+        """The rows as a micro-batch, padded to the longest of them; no rows make a filler of weight zero."""
+        index = torch.tensor(list(rows) or [0])
+        width = int(self.lengths[index].max()) if rows else 2
+
+        def take(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[index, :width].clone()
+
+        mask = self.response_mask[index, :width].clone()
+        lengths = self.lengths[index]
+        return ExperienceBatch(
+            input_ids=self.input_ids[index, :width].clone(),
+            attention_mask=torch.arange(width)[None] < lengths[:, None],
+            loss_mask=mask if rows else torch.zeros_like(mask),
+            advantages=self.advantages[index, :width].clone(),
+            old_logprobs=take(self.old_logprobs),
+            ref_logprobs=take(self.ref_logprobs),
+            window=window,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> Experience:
+        """The inverse of :meth:`state_dict`."""
+        return cls(**state)

@@ -1,0 +1,264 @@
+"""Prompts for reinforcement learning, and the buffer of rollouts that is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.utils.data import DataLoader
+
+from roll_lightning.data.batch import ExperienceBatch, WindowTotals
+from roll_lightning.data.experience import Experience
+from roll_lightning.data.planner import Rows, Window, permutation
+from roll_lightning.data.types import Prompt
+from roll_lightning.datamodules.base import PlannedDataModule
+from roll_lightning.errors import ConfigError
+from roll_lightning.strategies.scale import data_parallel_rank, data_parallel_size
+
+if TYPE_CHECKING:
+    from roll_lightning.callbacks.rollout import RolloutCallback
+
+
+class RLVRDataModule(PlannedDataModule):
+    """Tasks with verifiable answers. One epoch of the trainer is one rollout iteration.
+
+    Args:
+        train_file: JSONL with a prompt (text or messages) and an answer in each row.
+        val_file: the same for validation and testing.
+        predict_file: the same for ``predict``; ``None`` takes ``val_file``.
+        batch_size: samples per optimizer step over all ranks.
+        ppo_epochs: passes over the rollouts of an iteration.
+        answer_column: the column that a verifier compares with.
+        max_prompt_length: longest prompt in tokens.
+        overlong: what becomes of a longer one: ``"error"`` refuses it, ``"drop"`` leaves it out and counts it.
+        val_batch_size: prompts that are validated together, over all ranks.
+        max_tokens_per_micro_batch: longest micro-batch in padded tokens; ``None`` sets no limit.
+        seed: of the order of prompts and samples; ``None`` takes the run's.
+    """
+
+    def __init__(
+        self,
+        train_file: str | None = None,
+        val_file: str | None = None,
+        predict_file: str | None = None,
+        batch_size: int = 256,
+        ppo_epochs: int = 1,
+        answer_column: str = "answer",
+        max_prompt_length: int = 1024,
+        overlong: Literal["error", "drop"] = "error",
+        val_batch_size: int = 256,
+        max_tokens_per_micro_batch: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(batch_size, max_tokens_per_micro_batch, seed)
+        if ppo_epochs < 1:
+            raise ConfigError(f"data.ppo_epochs is {ppo_epochs}; it must be 1 or more")
+        self.train_file, self.val_file, self.predict_file = train_file, val_file, predict_file
+        self.ppo_epochs = ppo_epochs
+        self.answer_column = answer_column
+        self.max_prompt_length = max_prompt_length
+        self.overlong = overlong
+        self.val_batch_size = val_batch_size
+        self.train_prompts: list[Prompt] = []
+        self.val_prompts: list[Prompt] = []
+        self.predict_prompts: list[Prompt] = []
+        self._experience: Experience | None = None
+        self._experience_iteration: int | None = None
+        self._fingerprint: str | None = None
+
+    def load_prompts(self, file: str) -> list[Prompt]:
+        """Read and tokenise a file of prompts with the module's tokenizer."""
+        from roll_lightning.data.prompts import load_prompts
+
+        return load_prompts(
+            file,
+            self.attached_trainer.lightning_module.tokenizer,
+            answer_column=self.answer_column,
+            max_prompt_length=self.max_prompt_length,
+            overlong=self.overlong,
+        ).prompts
+
+    @property
+    def rollout(self) -> RolloutCallback:
+        """The callback that makes rollouts.
+
+        Raises:
+            ConfigError: the trainer has none.
+        """
+        from roll_lightning.callbacks.rollout import RolloutCallback
+
+        for callback in self.attached_trainer.callbacks:
+            if isinstance(callback, RolloutCallback):
+                return callback
+        raise ConfigError(
+            "no RolloutCallback: add a `rollout:` group to the config, or Trainer(callbacks=[RolloutCallback(...)])"
+        )
+
+    def setup(self, stage: str) -> None:
+        """Read the prompts and check that the numbers of an iteration go into each other."""
+        super().setup(stage)
+        if stage == "fit":
+            self._check_division()
+            if not self.train_file:
+                raise ConfigError("data.train_file is not set; give the JSONL file of training prompts")
+            self.train_prompts = self.train_prompts or self.load_prompts(self.train_file)
+            self._check_enough_prompts()
+            self._check_budget()
+        if stage in ("fit", "validate", "test") and self.val_file:
+            self.val_prompts = self.val_prompts or self.load_prompts(self.val_file)
+        if stage in ("validate", "test") and not self.val_file:
+            raise ConfigError(f"data.val_file is not set, so there is nothing to {stage}")
+        if stage == "predict":
+            file = self.predict_file or self.val_file
+            if not file:
+                raise ConfigError("neither data.predict_file nor data.val_file is set, so there is nothing to predict")
+            self.predict_prompts = self.predict_prompts or self.load_prompts(file)
+
+    def _check_division(self) -> None:
+        rollout = self.rollout
+        samples = rollout.prompts_per_iteration * rollout.num_generations
+        if samples % self.batch_size:
+            below = max(d for d in range(1, min(samples, self.batch_size) + 1) if samples % d == 0)
+            above = min(d for d in range(min(samples, self.batch_size), samples + 1) if samples % d == 0)
+            raise ConfigError(
+                f"rollout.prompts_per_iteration {rollout.prompts_per_iteration} x rollout.num_generations "
+                f"{rollout.num_generations} = {samples} samples cannot be cut into optimizer steps of data.batch_size "
+                f"{self.batch_size}; set data.batch_size to {' or '.join(map(str, sorted({below, above})))}"
+            )
+
+    def _check_enough_prompts(self) -> None:
+        wanted, have = self.rollout.prompts_per_iteration, len(self.train_prompts)
+        if wanted > have:
+            raise ConfigError(
+                f"rollout.prompts_per_iteration {wanted} is more than the {have} prompts of {self.train_file}; "
+                f"set it to {have} or less"
+            )
+
+    def _check_budget(self) -> None:
+        longest = sorted((len(prompt.token_ids) for prompt in self.train_prompts), reverse=True)
+        limit = self.rollout.max_new_tokens
+        generations = self.rollout.num_generations
+        self.planner.check_fits([length + limit for length in longest for _ in range(generations)][: self.batch_size])
+
+    def prompts(self, iteration: int, count: int) -> list[Prompt]:
+        """The prompts of an iteration: pass after pass over the file, each in its own order.
+
+        They depend on the seed and the iteration alone, so a resumed run draws the same.
+        """
+        total = len(self.train_prompts)
+        orders: dict[int, list[int]] = {}
+        chosen = []
+        for position in range(iteration * count, (iteration + 1) * count):
+            number, place = divmod(position, total)
+            if number not in orders:
+                orders[number] = permutation(total, self.seed, "prompts", number)
+            chosen.append(self.train_prompts[orders[number][place]])
+        return chosen
+
+    def set_experience(self, experience: Experience, iteration: int) -> None:
+        """Fill the buffer."""
+        self._experience, self._experience_iteration = experience, iteration
+
+    def has_experience(self, iteration: int) -> bool:
+        """Whether the buffer belongs to this iteration."""
+        return self._experience is not None and self._experience_iteration == iteration
+
+    @property
+    def experience(self) -> Experience:
+        """The buffer.
+
+        Raises:
+            RuntimeError: it is empty.
+        """
+        if self._experience is None:
+            raise RuntimeError("the rollout buffer is empty: RolloutCallback.ensure_experience has not run")
+        return self._experience
+
+    def windows_per_epoch(self) -> int:
+        """Optimizer steps per iteration."""
+        samples = self.rollout.prompts_per_iteration * self.rollout.num_generations
+        return samples // self.batch_size * self.ppo_epochs
+
+    def plan(self, epoch: int) -> Sequence[Window]:
+        """Make sure that there are rollouts, then cut each pass over them, each in a new order, into windows."""
+        self.rollout.ensure_experience(self.attached_trainer, epoch)
+        return self.plan_experience(self.experience, epoch)
+
+    def plan_experience(self, experience: Experience, iteration: int) -> list[Window]:
+        """The windows of every pass over an experience."""
+        lengths = experience.lengths.tolist()
+        loss_tokens = experience.response_mask.sum(1).tolist()
+        passes = (
+            self.planner.plan(lengths, loss_tokens, permutation(len(experience), self.seed, "rows", iteration, number))
+            for number in range(self.ppo_epochs)
+        )
+        return list(chain.from_iterable(passes))
+
+    def collate(self, rows: Rows, window: WindowTotals) -> ExperienceBatch:
+        """Rows of the buffer as a micro-batch."""
+        return self.experience.batch(rows, window)
+
+    def val_dataloader(self) -> DataLoader | list[Any]:
+        """This rank's validation prompts; each prompt goes to exactly one rank."""
+        return self._prompt_loader(self.val_prompts) if self.val_prompts else []
+
+    def test_dataloader(self) -> DataLoader:
+        """The validation prompts again."""
+        return self._prompt_loader(self.val_prompts)
+
+    def predict_dataloader(self) -> DataLoader:
+        """This rank's prompts to answer."""
+        return self._prompt_loader(self.predict_prompts)
+
+    def _prompt_loader(self, prompts: list[Prompt]) -> DataLoader:
+        trainer = self.attached_trainer
+        rank, ranks = data_parallel_rank(trainer), data_parallel_size(trainer)
+        batches = [prompts[start : start + self.val_batch_size][rank::ranks] for start in self._starts(prompts)]
+        return DataLoader(batches, batch_size=None, collate_fn=_identity)  # type: ignore[arg-type]
+
+    def _starts(self, prompts: list[Prompt]) -> Iterator[int]:
+        return iter(range(0, len(prompts), self.val_batch_size))
+
+    def fingerprint(self) -> str:
+        """Of the training prompts."""
+        from roll_lightning.data.fingerprint import fingerprint_prompts
+
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint_prompts(self.train_prompts)
+        return self._fingerprint
+
+    def _fixed_settings(self) -> dict[str, Any]:
+        rollout = self.rollout
+        return {
+            **super()._fixed_settings(),
+            "data.ppo_epochs": self.ppo_epochs,
+            "rollout.prompts_per_iteration": rollout.prompts_per_iteration,
+            "rollout.num_generations": rollout.num_generations,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Fixed settings, and the buffer when the checkpoint stands inside an iteration."""
+        state = super().state_dict()
+        if self._experience is not None and self._inside_iteration():
+            state["experience"] = self._experience.state_dict()
+            state["experience_iteration"] = self._experience_iteration
+        return state
+
+    def _inside_iteration(self) -> bool:
+        loader = self.loader
+        if loader is None or loader.current_epoch != self._experience_iteration:
+            return True
+        return loader.state_dict()["delivered"] != 0 or loader.delivered < loader.accumulate
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check that data and settings are those of the checkpoint, and take its buffer."""
+        super().load_state_dict(state_dict)
+        if "experience" in state_dict:
+            self.set_experience(
+                Experience.from_state_dict(state_dict["experience"]), int(state_dict["experience_iteration"])
+            )
+
+
+def _identity(batch: list[Prompt]) -> list[Prompt]:
+    return batch

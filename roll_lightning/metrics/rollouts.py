@@ -1,0 +1,78 @@
+"""What the rollouts of an iteration look like, under ROLL's metric names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from statistics import fmean, pstdev
+
+from roll_lightning.data.types import Rollout
+
+
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Scores, reward components, lengths, stop reasons and groups of an iteration, per domain where there are several.
+
+    Every rank has all rollouts, so nothing needs to be merged.
+    """
+    metrics = _metrics_of(rollouts)
+    domains = sorted({rollout.prompt.domain for rollout in rollouts})
+    if len(domains) > 1:
+        for domain in domains:
+            part = [rollout for rollout in rollouts if rollout.prompt.domain == domain]
+            metrics |= {f"{domain}/{name}": value for name, value in _metrics_of(part).items()}
+    return metrics
+
+
+def _metrics_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    scored = [rollout for rollout in rollouts if rollout.score is not None]
+    metrics: dict[str, float] = {
+        "system/samples": len(rollouts),
+        "critic/unscored_samples": len(rollouts) - len(scored),
+        "token/total_response_length/clip": fmean(rollout.finish_reason == "length" for rollout in rollouts),
+    }
+    prompts = [len(rollout.token_ids) - rollout.response_length for rollout in rollouts]
+    metrics |= _spread("token/prompt_length", prompts)
+    metrics |= _spread("token/response_length", [rollout.response_length for rollout in rollouts])
+    if scored:
+        metrics |= _score_metrics(scored)
+    names = sorted({name for rollout in rollouts for name in rollout.components})
+    for name in names:
+        values = [v for rollout in rollouts if (v := rollout.components.get(name)) is not None]
+        if values:
+            metrics[f"critic/reward_component/{name}/mean"] = fmean(values)
+    return metrics | _group_metrics(scored)
+
+
+def _score_metrics(scored: Sequence[Rollout]) -> dict[str, float]:
+    scores = [rollout.score for rollout in scored if rollout.score is not None]
+    metrics = _spread("critic/score", scores)
+    metrics |= _spread("critic/rewards", [rollout.reward for rollout in scored if rollout.reward is not None])
+    metrics["critic/correct/mean"] = fmean(score >= 1 for score in scores)
+    right = [rollout.response_length for rollout in scored if (rollout.score or 0) >= 1]
+    wrong = [rollout.response_length for rollout in scored if (rollout.score or 0) < 1]
+    if right:
+        metrics |= _spread("token/right_response_length", right)
+    if wrong:
+        metrics |= _spread("token/error_response_length", wrong)
+    return metrics
+
+
+def _group_metrics(scored: Iterable[Rollout]) -> dict[str, float]:
+    ordered = sorted(scored, key=lambda rollout: rollout.group)
+    groups = [list(members) for _, members in groupby(ordered, key=lambda rollout: rollout.group)]
+    if not groups:
+        return {}
+    ratios = [fmean((rollout.score or 0) >= 1 for rollout in group) for group in groups]
+    flat = [len({rollout.reward for rollout in group}) == 1 for group in groups]
+    return {
+        "group/correct_ratio/mean": fmean(ratios),
+        "group/correct_ratio/std": pstdev(ratios),
+        "group/all_correct_groups_ratio": fmean(ratio == 1 for ratio in ratios),
+        "group/all_incorrect_groups_ratio": fmean(ratio == 0 for ratio in ratios),
+        "group/mixed_groups_ratio": fmean(0 < ratio < 1 for ratio in ratios),
+        "group/zero_variance_groups_ratio": fmean(flat),
+    }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"{name}/mean": fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}
