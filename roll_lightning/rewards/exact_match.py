@@ -1,0 +1,56 @@
+"""1 for the right answer, else 0."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from roll_lightning.data.types import Rollout
+from roll_lightning.errors import ConfigError
+from roll_lightning.rewards.base import RewardFunction, RewardResult
+from roll_lightning.rewards.regex import compile_pattern
+
+
+class ExactMatch(RewardFunction):
+    r"""Compares the response with the prompt's answer as strings: 1.0 or 0.0, ``None`` without an answer.
+
+    Args:
+        strip: ignore white space around both.
+        ignore_case: ignore upper and lower case.
+        extract: a regular expression with one group; the group of its last match in the response is compared instead of
+            the whole response, e.g. ``'=\s*(-?\d+)'``. A response without a match scores 0.0.
+
+    Raises:
+        ConfigError: ``extract`` is no regular expression, or has not exactly one group.
+    """
+
+    def __init__(self, strip: bool = True, ignore_case: bool = False, extract: str | None = None) -> None:
+        self.strip = strip
+        self.ignore_case = ignore_case
+        self.extract: re.Pattern[str] | None = None
+        if extract is not None:
+            self.extract = compile_pattern("ExactMatch.extract", extract)
+            if self.extract.groups != 1:
+                raise ConfigError(
+                    f"ExactMatch.extract is {extract!r} with {self.extract.groups} groups; it needs exactly one, "
+                    "around the answer (write further ones as (?:…))"
+                )
+        # A user's pattern can take for ever on a model's text; plain comparison cannot.
+        self.in_process = extract is None
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[RewardResult]:
+        """1.0, 0.0 or ``None`` for each rollout."""
+        return [RewardResult(self._score(rollout)) for rollout in rollouts]
+
+    def _score(self, rollout: Rollout) -> float | None:
+        if rollout.prompt.answer is None:
+            return None
+        found: str | None = rollout.text
+        if self.extract is not None:
+            matches = list(self.extract.finditer(rollout.text))
+            found = matches[-1].group(1) if matches else None
+        return float(found is not None and self._normal(found) == self._normal(str(rollout.prompt.answer)))
+
+    def _normal(self, text: str) -> str:
+        text = text.strip() if self.strip else text
+        return text.casefold() if self.ignore_case else text
