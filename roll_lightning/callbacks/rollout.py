@@ -17,7 +17,6 @@ from roll_lightning.collectors.replay import read_rollouts, rollout_file, write_
 from roll_lightning.collectors.single_turn import SingleTurnCollector
 from roll_lightning.data.types import Rollout
 from roll_lightning.engines.base import Engine, SamplingParams
-from roll_lightning.engines.hf import HFEngine
 from roll_lightning.errors import ConfigError, RollLightningError
 from roll_lightning.metrics.rollouts import rollout_metrics
 from roll_lightning.rewards.base import RewardFunction
@@ -111,6 +110,8 @@ class RolloutCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         """Refuse what could not work before a model loads."""
         if self.collector is None and self.engine is None:
+            from roll_lightning.engines.hf import HFEngine
+
             self.engine = HFEngine()
 
     def ensure_experience(self, trainer: Trainer, iteration: int) -> None:
@@ -156,6 +157,8 @@ class RolloutCallback(Callback):
     def _ready_collector(self, trainer: Trainer) -> Collector:
         if self.collector is not None:
             return self.collector
+        from roll_lightning.rewards.pool import RewardPool
+
         module: Any = trainer.lightning_module
         data: Any = trainer.datamodule
         assert self.engine is not None, "setup gives an engine"

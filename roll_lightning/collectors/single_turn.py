@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from roll_lightning.collectors.base import Collector, Purpose, RolloutTask
 from roll_lightning.data.types import Rollout
 from roll_lightning.engines.base import Completion, Engine, Request, SamplingParams, derive_seed
-from roll_lightning.rewards.pool import RewardPool
+
+if TYPE_CHECKING:
+    from roll_lightning.rewards.pool import RewardPool
 
 
 class SingleTurnCollector(Collector):

@@ -13,6 +13,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from roll_lightning.data.types import Prompt
+
 
 @dataclass(frozen=True)
 class WindowTotals:
@@ -97,6 +99,25 @@ class ExperienceBatch(TokenBatch):
         self.advantages = advantages
         self.old_logprobs = old_logprobs
         self.ref_logprobs = ref_logprobs
+
+
+class PromptBatch:
+    """Prompts of a validation or prediction step; nothing to move, the collector does the rest.
+
+    Args:
+        prompts: this rank's share; may be empty, so that every rank takes the same number of steps.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self.prompts = tuple(prompts)
+
+    def to(self, device: torch.device | str) -> Self:  # noqa: ARG002
+        """Nothing to move."""
+        return self
+
+    def __len__(self) -> int:
+        """Number of prompts."""
+        return len(self.prompts)
 
 
 def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype, width: int | None = None) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import DataLoader
 
-from roll_lightning.data.batch import ExperienceBatch, WindowTotals
+from roll_lightning.data.batch import ExperienceBatch, PromptBatch, WindowTotals
 from roll_lightning.data.experience import Experience
 from roll_lightning.data.planner import Rows, Window, permutation
 from roll_lightning.data.types import Prompt
@@ -214,11 +214,9 @@ class RLVRDataModule(PlannedDataModule):
     def _prompt_loader(self, prompts: list[Prompt]) -> DataLoader:
         trainer = self.attached_trainer
         rank, ranks = data_parallel_rank(trainer), data_parallel_size(trainer)
-        batches = [prompts[start : start + self.val_batch_size][rank::ranks] for start in self._starts(prompts)]
+        starts = range(0, len(prompts), self.val_batch_size)
+        batches = [PromptBatch(prompts[start : start + self.val_batch_size][rank::ranks]) for start in starts]
         return DataLoader(batches, batch_size=None, collate_fn=_identity)  # type: ignore[arg-type]
-
-    def _starts(self, prompts: list[Prompt]) -> Iterator[int]:
-        return iter(range(0, len(prompts), self.val_batch_size))
 
     def fingerprint(self) -> str:
         """Of the training prompts."""
@@ -260,5 +258,5 @@ class RLVRDataModule(PlannedDataModule):
             )
 
 
-def _identity(batch: list[Prompt]) -> list[Prompt]:
+def _identity(batch: PromptBatch) -> PromptBatch:
     return batch

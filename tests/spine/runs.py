@@ -1,0 +1,39 @@
+"""Starts toy runs in forked processes and compares how they ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from spine.forked import run_forked
+from spine.toy import run
+
+
+def go(root: Path, ranks: int = 1, expect: int = 0, **arguments) -> None:
+    codes = run_forked(lambda: run(root, devices=ranks, **arguments), root / "out.txt", ranks)
+    assert codes == [expect] * ranks, (root / "out.txt").read_text()[-4000:]
+
+
+def log(root: Path, rank: int = 0) -> list:
+    path = root / f"log.{rank}"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def weights(root: Path) -> dict[str, torch.Tensor]:
+    return torch.load(root / "weights.pt")
+
+
+def assert_same_end(reference: Path, resumed: Path, killed_at: int, ranks: int = 1, checkpointed: int | None = None) -> None:
+    for rank in range(ranks):
+        whole, parts = log(reference, rank), log(resumed, rank)
+        first, second = parts[:killed_at], parts[killed_at:]
+        assert first == whole[:killed_at]
+        assert second, "the resumed run trained no batch"
+        assert second == whole[len(whole) - len(second) :]
+        if checkpointed is not None:
+            assert len(whole) - len(second) == checkpointed
+    expected, found = weights(reference), weights(resumed)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
