@@ -27,6 +27,7 @@ class ExactResume(Callback):
     def __init__(self) -> None:
         self._restored: RandomState | None = None
         self._window_start: RandomState | None = None
+        self._before_validation: RandomState | None = None
         self._resumed = False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
@@ -65,6 +66,17 @@ class ExactResume(Callback):
             self._resumed = False
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._window_start = random_state()
+
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Keep validation from changing the random numbers of training."""
+        self._before_validation = random_state()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Take up the random numbers of training again."""
+        if self._before_validation is not None:
+            set_random_state(self._before_validation)
+            self._before_validation = None
 
 
 def random_state() -> RandomState:
