@@ -18,9 +18,11 @@ def new_cache() -> Any:
 
     Sliding-window layers, too, are kept whole: their masks go by column distance, and a cut cache could not be joined.
     """
-    from transformers import DynamicCache
+    from transformers import Cache
 
-    return DynamicCache()
+    from roll_lightning.engines.growing_cache import GrowingLayer
+
+    return Cache(layer_class_to_replicate=GrowingLayer)
 
 
 def check_config(config: Any) -> None:
@@ -32,7 +34,9 @@ def check_config(config: Any) -> None:
     from transformers import DynamicCache
 
     if getattr(config, "is_encoder_decoder", False):
-        raise EngineError(f"model type {config.model_type!r} is an encoder-decoder; HFEngine needs a decoder-only model")
+        raise EngineError(
+            f"model type {config.model_type!r} is an encoder-decoder; HFEngine needs a decoder-only model"
+        )
     kinds = {type(layer).__name__ for layer in DynamicCache(config=config).layers}
     other = sorted(kinds.difference(PLAIN_LAYERS))
     if other:
@@ -59,8 +63,8 @@ def check_filled(cache: Any, rows: int, width: int, model_type: str) -> None:
 def select_rows(cache: Any, rows: Tensor, drop_columns: int = 0) -> None:
     """Keep ``rows`` (repeats allowed: that is how a prompt is shared out) and drop leading columns, in place."""
     for layer in _layers(cache):
-        layer.keys = layer.keys[:, :, drop_columns:].index_select(0, rows)
-        layer.values = layer.values[:, :, drop_columns:].index_select(0, rows)
+        keys = layer.keys[:, :, drop_columns:].index_select(0, rows)
+        layer.replace(keys, layer.values[:, :, drop_columns:].index_select(0, rows))
 
 
 def copy_rows(cache: Any, rows: Tensor, drop_columns: int = 0) -> Any:
@@ -77,8 +81,8 @@ def append_rows(cache: Any, other: Any) -> None:
     """Put the rows of ``other`` below those of ``cache``, in place; the narrower one is padded on the left."""
     width = max(cache.get_seq_length(), other.get_seq_length())
     for mine, theirs in zip(_layers(cache), _layers(other), strict=True):
-        mine.keys = torch.cat([_widen(mine.keys, width), _widen(theirs.keys, width)])
-        mine.values = torch.cat([_widen(mine.values, width), _widen(theirs.values, width)])
+        keys = torch.cat([_widen(mine.keys, width), _widen(theirs.keys, width)])
+        mine.replace(keys, torch.cat([_widen(mine.values, width), _widen(theirs.values, width)]))
 
 
 def left_padding_mask(lengths: Tensor, width: int) -> Tensor:
