@@ -83,3 +83,22 @@ class PlannedLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next epoch begin after the batches that had been delivered."""
         self._skip = self.delivered = int(state["delivered"])
+
+
+class FixedLoader:
+    """Yields the same batches in every epoch and, unlike torch's DataLoader, draws no random number for it.
+
+    Args:
+        batches: what to yield.
+    """
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches."""
+        return iter(self.batches)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch.utils.data import DataLoader
-
 from roll_lightning.data.batch import ExperienceBatch, PromptBatch, WindowTotals
 from roll_lightning.data.experience import Experience
+from roll_lightning.data.loader import FixedLoader
 from roll_lightning.data.planner import Rows, Window, permutation
 from roll_lightning.data.types import Prompt
 from roll_lightning.datamodules.base import PlannedDataModule
@@ -199,24 +198,24 @@ class RLVRDataModule(PlannedDataModule):
         """Rows of the buffer as a micro-batch."""
         return self.experience.batch(rows, window)
 
-    def val_dataloader(self) -> DataLoader | list[Any]:
+    def val_dataloader(self) -> FixedLoader | list[Any]:
         """This rank's validation prompts; each prompt goes to exactly one rank."""
         return self._prompt_loader(self.val_prompts) if self.val_prompts else []
 
-    def test_dataloader(self) -> DataLoader:
+    def test_dataloader(self) -> FixedLoader:
         """The validation prompts again."""
         return self._prompt_loader(self.val_prompts)
 
-    def predict_dataloader(self) -> DataLoader:
+    def predict_dataloader(self) -> FixedLoader:
         """This rank's prompts to answer."""
         return self._prompt_loader(self.predict_prompts)
 
-    def _prompt_loader(self, prompts: list[Prompt]) -> DataLoader:
+    def _prompt_loader(self, prompts: list[Prompt]) -> FixedLoader:
         trainer = self.attached_trainer
         rank, ranks = data_parallel_rank(trainer), data_parallel_size(trainer)
         starts = range(0, len(prompts), self.val_batch_size)
         batches = [PromptBatch(prompts[start : start + self.val_batch_size][rank::ranks]) for start in starts]
-        return DataLoader(batches, batch_size=None, collate_fn=_identity)  # type: ignore[arg-type]
+        return FixedLoader(batches)
 
     def fingerprint(self) -> str:
         """Of the training prompts."""
@@ -257,6 +256,3 @@ class RLVRDataModule(PlannedDataModule):
                 Experience.from_state_dict(state_dict["experience"]), int(state_dict["experience_iteration"])
             )
 
-
-def _identity(batch: PromptBatch) -> PromptBatch:
-    return batch

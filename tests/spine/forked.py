@@ -40,9 +40,10 @@ def _fork(function: Callable[[], object], log: Path, rank: int, ranks: int, port
         os.dup2(file, 1)
         os.dup2(file, 2)
         sys.stdout = sys.stderr = os.fdopen(os.dup(file), "w", buffering=1)
-        for handler in logging.getLogger("lightning.pytorch").handlers:
-            if isinstance(handler, logging.StreamHandler):
-                handler.setStream(sys.stderr)
+        for name in ("lightning", "lightning.pytorch", "lightning.fabric", ""):
+            for handler in logging.getLogger(name).handlers:
+                if type(handler) is logging.StreamHandler:
+                    handler.setStream(sys.stderr)
         if ranks > 1:
             os.environ |= {
                 "MASTER_ADDR": "127.0.0.1",
