@@ -111,8 +111,8 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-    return tokenizer.apply_chat_template(
-        list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, return_dict=False
+    return str(
+        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt)
     )
 
 
@@ -165,7 +165,7 @@ def _check_stops(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], mask: S
     special = special_token_ids(tokenizer)
     for start, end in masked_runs(mask):
         last = end - 1
-        while last > start and ids[last] not in special and not tokenizer.decode([ids[last]]).strip():
+        while last > start and ids[last] not in special and not str(tokenizer.decode([ids[last]])).strip():
             last -= 1
         if ids[last] in special:
             continue

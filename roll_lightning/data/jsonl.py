@@ -105,7 +105,7 @@ def _parse(line: bytes, path: Path, number: int) -> Row:
 def _json_type(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    return {list: "array", str: "string"}.get(type(value), "number")
+    return "array" if isinstance(value, list) else "string" if isinstance(value, str) else "number"
 
 
 def _refuse_constant(name: str) -> NoReturn:

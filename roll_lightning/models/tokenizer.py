@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
@@ -101,10 +101,10 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     if tokenizer.chat_template is None:
         return tuple(stops)
     special = special_token_ids(tokenizer)
-    word = tokenizer.decode([next(number for number in range(len(tokenizer)) if number not in special)])
+    word = str(tokenizer.decode([next(number for number in range(len(tokenizer)) if number not in special)]))
     messages = [{"role": "user", "content": word}, {"role": "assistant", "content": word}]
-    ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
-    end = next((token for token in reversed(ids) if token in special), None)
+    encoded: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+    end = next((token for token in reversed(encoded["input_ids"]) if token in special), None)
     if end is not None and end not in stops:
         stops.append(end)
     return tuple(stops)
@@ -114,8 +114,8 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     """A tokenizer of one token per character, for small models that start from scratch.
 
     ``<pad>`` is token 0, ``<eos>`` token 1, then each character in the order given; a repeated one counts once.
-    Decoding gives back the text exactly. A character outside ``characters`` is refused when it is encoded, and the encoders
-    of ``roll_lightning.data`` name it.
+    Decoding gives back the text exactly. A character outside ``characters`` is refused when it is encoded, and the
+    encoders of ``roll_lightning.data`` name it.
 
     Raises:
         ConfigError: no characters.
