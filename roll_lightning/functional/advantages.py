@@ -84,7 +84,7 @@ class GroupRelative(AdvantageEstimator):
             values = rewards[scored].double()
             lone += len(values) == 1
             # Compared, not derived from the deviation: the mean of equal numbers may be off by a rounding.
-            if len(values) < 2 or bool((values == values[0]).all()):
+            if bool((values == values[:1]).all()):
                 zero_variance |= members
             else:
                 per_row[scored] = self._relative(values)

@@ -88,13 +88,13 @@ class PPOClip(PolicyLoss):
         if self.dual_clip is not None:
             bounded = torch.maximum(objective, self.dual_clip * advantages)
             objective = torch.where(advantages < 0, bounded, objective)
-        return PolicyLossOutput(-objective, self._metrics(log_ratio, ratio, clipped < plain))
+        return PolicyLossOutput(-objective, self._metrics(log_ratio, ratio, clipped < plain, mask))
 
     @torch.no_grad()
-    def _metrics(self, log_ratio: Tensor, ratio: Tensor, is_clipped: Tensor) -> dict[str, Tensor]:
+    def _metrics(self, log_ratio: Tensor, ratio: Tensor, is_clipped: Tensor, mask: Tensor) -> dict[str, Tensor]:
         below, above = ratio < 1 - self.low, ratio > 1 + self.high
         return {
-            "ratio": ratio.detach(),
+            "ratio": torch.where(mask, ratio, 0.0),
             "clipfrac": is_clipped.to(ratio.dtype),
             "ppo_ratio_low_clipfrac": below.to(ratio.dtype),
             "ppo_ratio_high_clipfrac": above.to(ratio.dtype),

@@ -187,6 +187,19 @@ def test_low_precision_models_give_float32(dtype):
     assert [gradient.dtype for gradient in case.gradients(logprobs)] == [dtype] * 3
 
 
+@pytest.mark.parametrize("chunk_tokens", [2, 1000])
+def test_autocast_changes_only_the_head(chunk_tokens):
+    case = Case(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        logprobs = case.run(temperature=1.5, max_chunk_elements=chunk_tokens * VOCAB)
+        logits = case.head(case.hidden)
+    assert (logits.dtype, logprobs.dtype) == (torch.bfloat16, torch.float32)
+    expected = (logits.float() / 1.5)[:, :-1].log_softmax(-1).gather(-1, case.input_ids[:, 1:, None]).squeeze(-1)
+    mask = case.positions[:, 1:]
+    torch.testing.assert_close(logprobs[:, 1:][mask], expected[mask], rtol=0, atol=1e-6)
+    assert [gradient.dtype for gradient in case.gradients(logprobs)] == [torch.float32] * 3
+
+
 def test_no_selected_position_still_uses_every_parameter():
     case = Case()
     case.positions[:] = False

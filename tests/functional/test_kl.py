@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from roll_lightning.errors import ConfigError
+from roll_lightning.functional.kl import kl_estimate
+
+KINDS = ["k1", "k2", "k3"]
+THETA = torch.tensor([0.3, -1.2, 0.8, 0.0, 1.1], dtype=torch.float64)
+REFERENCE = torch.tensor([-0.5, 0.4, 1.0, -0.2, 0.1], dtype=torch.float64).log_softmax(0)
+SAMPLES = 200_000
+
+
+def exact_kl_gradients() -> tuple[Tensor, Tensor]:
+    """By hand for softmax logits: of KL(p||q) it is p (log p/q - KL), of KL(q||p) it is p - q."""
+    p, q = THETA.softmax(0), REFERENCE.exp()
+    ratio = (p / q).log()
+    return p * (ratio - (p * ratio).sum()), p - q
+
+
+def expected_in_loss(kind: str) -> Tensor:
+    reverse, forward = exact_kl_gradients()
+    return {"k1": torch.zeros(5, dtype=torch.float64), "k2": reverse, "k3": forward}[kind]
+
+
+def expected_in_reward(kind: str) -> Tensor:
+    reverse, forward = exact_kl_gradients()
+    p = THETA.softmax(0)
+    square = 0.5 * (p.log() - REFERENCE) ** 2
+    return {"k1": reverse, "k2": p * (square - (p * square).sum()), "k3": reverse - forward}[kind]
+
+
+def per_token_terms(theta: Tensor, kind: str, placement: str) -> Tensor:
+    """The term that each of the 5 tokens would bring, had it been sampled."""
+    logprobs = theta.log_softmax(0)
+    estimate = kl_estimate(logprobs, REFERENCE, kind)  # type: ignore[arg-type]
+    return estimate if placement == "loss" else estimate.detach() * logprobs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("placement", "expected"), [("loss", expected_in_loss), ("reward", expected_in_reward)])
+def test_T20_expected_gradient_is_what_the_docstring_says(kind, placement, expected):
+    theta = THETA.clone().requires_grad_()
+    (theta.softmax(0).detach() * per_token_terms(theta, kind, placement)).sum().backward()
+    torch.testing.assert_close(theta.grad, expected(kind), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("placement", "expected"), [("loss", expected_in_loss), ("reward", expected_in_reward)])
+def test_T20_monte_carlo_gradient(kind, placement, expected):
+    theta = THETA.clone().requires_grad_()
+    tokens = torch.multinomial(THETA.softmax(0), SAMPLES, replacement=True, generator=torch.Generator().manual_seed(0))
+    per_token_terms(theta, kind, placement)[tokens].mean().backward()
+    jacobian = torch.autograd.functional.jacobian(lambda t: per_token_terms(t, kind, placement), THETA)
+    p = THETA.softmax(0)[:, None]
+    error = ((p * jacobian**2).sum(0) - (p * jacobian).sum(0) ** 2).sqrt() / SAMPLES**0.5
+    assert ((theta.grad - expected(kind)).abs() < 4 * error).all()
+    assert error.max() < 0.01
+
+
+def test_T20_the_three_gradients_are_far_apart():
+    """Four standard errors (below 0.04) tell the estimators from one another."""
+    reverse, forward = exact_kl_gradients()
+    assert (reverse - forward).abs().max() > 0.05
+    assert reverse.abs().max() > 0.2
+    assert forward.abs().max() > 0.2
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_unbiased_values(kind):
+    p = THETA.softmax(0)
+    expected = torch.nn.functional.kl_div(REFERENCE, p, reduction="sum")
+    value = (p * kl_estimate(p.log(), REFERENCE, kind)).sum()
+    torch.testing.assert_close(value, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("k1", [0.0, 0.5, -2.0]), ("k2", [0.0, 0.125, 2.0]), ("k3", [0.0, 0.1065307, 4.3890561])],
+)
+def test_hand_computed(kind, expected):
+    logprobs = torch.tensor([[-1.0, -1.0, -3.0]])
+    reference = torch.tensor([[-1.0, -1.5, -1.0]])
+    torch.testing.assert_close(kl_estimate(logprobs, reference, kind), torch.tensor([expected]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("difference", [1e4, -1e4, 50.0, -50.0])
+def test_T21_finite_at_huge_differences(kind, difference):
+    logprobs = torch.tensor([[difference]], requires_grad=True)
+    value = kl_estimate(logprobs, torch.zeros(1, 1), kind)
+    value.sum().backward()
+    assert value.isfinite().all()
+    assert logprobs.grad.isfinite().all()
+    if kind != "k1":
+        assert value.item() > 0
+        assert logprobs.grad.item() * difference >= 0  # descent never drives the policy further away
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("junk", [torch.nan, torch.inf, -torch.inf, -1e4])
+def test_T21_masked_before_anything_else(kind, junk):
+    logprobs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    value = kl_estimate(logprobs, torch.tensor([[-1.5, junk]]), kind, torch.tensor([[1, 0]]))
+    value.sum().backward()
+    alone = torch.tensor([[-1.0]], requires_grad=True)
+    kl_estimate(alone, torch.tensor([[-1.5]]), kind).sum().backward()
+    assert value[0, 1] == 0
+    assert torch.equal(logprobs.grad, torch.tensor([[alone.grad.item(), 0.0]]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reference_gets_no_gradient(kind):
+    reference = torch.zeros(1, 2, requires_grad=True)
+    kl_estimate(torch.ones(1, 2, requires_grad=True), reference, kind).sum().backward()
+    assert reference.grad is None
+
+
+def test_small_differences_keep_their_precision():
+    """k3 of 1e-4 is 5e-9; exp(-d) - 1 in float32 would lose all of it."""
+    value = kl_estimate(torch.tensor([1e-4], dtype=torch.float64), torch.zeros(1, dtype=torch.float64), "k3")
+    torch.testing.assert_close(value.item(), 0.5e-8, rtol=1e-4, atol=0)
+    assert kl_estimate(torch.tensor([-1.0]), torch.tensor([-1.0]), "k3").item() == 0
+
+
+def test_unknown_kind():
+    with pytest.raises(ConfigError, match="'k4'; it must be k1, k2 or k3"):
+        kl_estimate(torch.zeros(1, 1), torch.zeros(1, 1), "k4")  # type: ignore[arg-type]
