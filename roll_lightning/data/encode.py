@@ -72,8 +72,5 @@ def _prefix(tokenizer: PreTrainedTokenizerBase, plain: list[int], full: list[int
     if plain:
         starts = range(len(full) - len(plain) + 1)
         return next((full[:start] for start in starts if full[start : start + len(plain)] == plain), [])
-    endings = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {tokenizer.bos_token_id}
-    while full and full[-1] in endings:
-        full = full[:-1]
-    # With BOS and EOS the same token, an empty text cannot tell them apart: one of them is the BOS.
-    return full[:1] if set(full) == {tokenizer.bos_token_id} else full
+    # Around an empty text nothing shows where the front ends; only a BOS token is known to belong there.
+    return full[:1] if full and full[0] == tokenizer.bos_token_id else []

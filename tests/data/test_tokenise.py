@@ -103,8 +103,8 @@ def test_bos_stands_once_and_eos_only_at_the_end(prompt):
 def test_bos_stays_when_it_is_the_same_token_as_eos():
     tokenizer = bpe_tokenizer(bos="<s>")
     tokenizer.eos_token = "<s>"
-    assert encode_prompt_text(tokenizer, "the")[0] == tokenizer.bos_token_id
-    assert encode_prompt_text(tokenizer, "")[0] == tokenizer.bos_token_id
+    assert encode_prompt_text(tokenizer, "the") == [tokenizer.bos_token_id, *tokenizer("the").input_ids[1:-1]]
+    assert encode_prompt_text(tokenizer, "") == [tokenizer.bos_token_id]
 
 
 def test_first_token_never_carries_loss():
