@@ -17,9 +17,11 @@ from roll_lightning.collectors.replay import read_rollouts, rollout_file, write_
 from roll_lightning.collectors.single_turn import SingleTurnCollector
 from roll_lightning.data.types import Rollout
 from roll_lightning.engines.base import Engine, SamplingParams
-from roll_lightning.errors import ConfigError, RollLightningError
-from roll_lightning.metrics.rollouts import rollout_metrics
+from roll_lightning.errors import ConfigError, RewardError, RollLightningError
+from roll_lightning.metrics.rollouts import experience_metrics, rollout_metrics
 from roll_lightning.rewards.base import RewardFunction
+from roll_lightning.rewards.pool import OnError
+from roll_lightning.rewards.scorer import RewardScorer
 from roll_lightning.strategies.scale import data_parallel_rank, data_parallel_size
 
 
@@ -57,7 +59,9 @@ class RolloutCallback(Callback):
         stop: strings that end a response.
         validation: what validation asks for.
         reward_deadline: seconds that a reward may take for one answer.
-        reward_workers: processes that run rewards.
+        reward_workers: processes that run rewards, on each rank.
+        reward_on_error: what a reward that raises, hangs or returns nonsense does: ``"raise"`` ends the run, ``"none"``
+            leaves that answer without a score and counts it.
         record_dir: folder to which each iteration's rollouts are written.
         replay_dir: folder of recorded rollouts to train on instead of generating.
         collector: makes rollouts in place of engine and rewards (from Python).
@@ -76,7 +80,8 @@ class RolloutCallback(Callback):
         stop: list[str] | None = None,
         validation: ValidationSampling = ValidationSampling(),  # noqa: B008
         reward_deadline: float = 10.0,
-        reward_workers: int = 1,
+        reward_workers: int = 2,
+        reward_on_error: OnError = "raise",
         record_dir: str | None = None,
         replay_dir: str | None = None,
         collector: Collector | None = None,
@@ -103,12 +108,15 @@ class RolloutCallback(Callback):
         self.validation = validation
         self.reward_deadline = reward_deadline
         self.reward_workers = reward_workers
+        self.reward_on_error: OnError = reward_on_error
         self.record_dir, self.replay_dir = record_dir, replay_dir
         self.collector = collector
         self._pending_metrics: dict[str, float] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Refuse what could not work before a model loads."""
+        """Refuse rewards that could not work before a model loads."""
+        if self.collector is None and self.rewards:
+            self._scorer().close()
         if self.collector is None and self.engine is None:
             from roll_lightning.engines.hf import HFEngine
 
@@ -126,13 +134,14 @@ class RolloutCallback(Callback):
         clock = _Clock()
         rollouts = self._training_rollouts(trainer, iteration)
         clock.lap("time/step_generate")
+        _refuse_unscored(rollouts, iteration)
         module: Any = trainer.lightning_module
         experience = module.make_experience(rollouts, iteration)
         data.set_experience(experience, iteration)
         clock.lap("time/make_experience")
         tokens = sum(rollout.response_length for rollout in rollouts)
         clock.seconds["system/actor_infer/response/tps"] = tokens / max(clock.seconds["time/step_generate"], 1e-9)
-        self._pending_metrics = rollout_metrics(rollouts) | clock.seconds
+        self._pending_metrics = rollout_metrics(rollouts) | experience_metrics(experience) | clock.seconds
 
     def collect(self, trainer: Trainer, tasks: Sequence[RolloutTask], iteration: int, purpose: Purpose) -> list[Rollout]:
         """Roll out this rank's tasks with the trainer's current weights."""
@@ -157,8 +166,6 @@ class RolloutCallback(Callback):
     def _ready_collector(self, trainer: Trainer) -> Collector:
         if self.collector is not None:
             return self.collector
-        from roll_lightning.rewards.pool import RewardPool
-
         module: Any = trainer.lightning_module
         data: Any = trainer.datamodule
         assert self.engine is not None, "setup gives an engine"
@@ -171,9 +178,13 @@ class RolloutCallback(Callback):
             stop=tuple(self.stop),
             stop_token_ids=module.stop_token_ids,
         )
-        pool = RewardPool(self.rewards, workers=self.reward_workers, deadline=self.reward_deadline)
-        self.collector = SingleTurnCollector(self.engine, pool, sampling, data.seed)
+        self.collector = SingleTurnCollector(self.engine, self._scorer(), sampling, data.seed)
         return self.collector
+
+    def _scorer(self) -> RewardScorer:
+        return RewardScorer(
+            self.rewards, workers=self.reward_workers, deadline=self.reward_deadline, on_error=self.reward_on_error
+        )
 
     def _weight_sync(self, trainer: Trainer) -> WeightSyncCallback:
         for callback in trainer.callbacks:
@@ -222,6 +233,14 @@ def gather_rollouts(collect: Callable[[], list[Rollout]]) -> list[Rollout]:
         if isinstance(share, RollLightningError):
             raise share
     return sorted(chain.from_iterable(shares), key=lambda rollout: (rollout.group, rollout.sample))
+
+
+def _refuse_unscored(rollouts: Sequence[Rollout], iteration: int) -> None:
+    if all(rollout.reward is None for rollout in rollouts):
+        raise RewardError(
+            f"no rollout of iteration {iteration} could be scored (every reward gave None); check that the rows have "
+            f"the answers that rollout.rewards compare with (data.answer_column)"
+        )
 
 
 @dataclass

@@ -10,7 +10,7 @@ from roll_lightning.data.types import Rollout
 from roll_lightning.engines.base import Completion, Engine, Request, SamplingParams, derive_seed
 
 if TYPE_CHECKING:
-    from roll_lightning.rewards.pool import RewardPool
+    from roll_lightning.rewards.scorer import RewardScorer
 
 
 class SingleTurnCollector(Collector):
@@ -23,7 +23,7 @@ class SingleTurnCollector(Collector):
         seed: the run's; with iteration, prompt and sample number it seeds every answer.
     """
 
-    def __init__(self, engine: Engine, rewards: RewardPool, sampling: SamplingParams, seed: int) -> None:
+    def __init__(self, engine: Engine, rewards: RewardScorer, sampling: SamplingParams, seed: int) -> None:
         self.engine = engine
         self.rewards = rewards
         self.sampling = sampling

@@ -82,6 +82,7 @@ class ExperienceBatch(TokenBatch):
         advantages: ``[batch, tokens]`` float32.
         old_logprobs: ``[batch, tokens]`` float32, or ``None``: they are the first forward pass itself.
         ref_logprobs: ``[batch, tokens]`` float32, or ``None`` without a reference.
+        behaviour_logprobs: ``[batch, tokens]`` float32 of the engine, or ``None`` where they cannot be compared.
         window: totals of the optimizer window.
     """
 
@@ -93,12 +94,14 @@ class ExperienceBatch(TokenBatch):
         advantages: Tensor,
         old_logprobs: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
+        behaviour_logprobs: Tensor | None = None,
         window: WindowTotals | None = None,
     ) -> None:
         super().__init__(input_ids, attention_mask, loss_mask, window)
         self.advantages = advantages
         self.old_logprobs = old_logprobs
         self.ref_logprobs = ref_logprobs
+        self.behaviour_logprobs = behaviour_logprobs
 
 
 class PromptBatch:

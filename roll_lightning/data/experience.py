@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -10,6 +11,10 @@ from torch import Tensor
 
 from roll_lightning.data.batch import ExperienceBatch, WindowTotals, pad_rows
 from roll_lightning.data.types import Rollout
+from roll_lightning.errors import EngineError
+
+# Rounding may put the log-probability of a certain token a little above 0.
+LOGPROB_SLACK = 1e-4
 
 
 @dataclass
@@ -25,6 +30,8 @@ class Experience:
         old_logprobs: ``[rows, tokens]`` float32 log-probabilities of the weights that start the iteration, or ``None``
             where they are the first forward pass itself.
         ref_logprobs: ``[rows, tokens]`` float32, or ``None``.
+        behaviour_logprobs: ``[rows, tokens]`` float32 log-probabilities that the engine gave, or ``None`` where they
+            are of a filtered distribution (top-p, top-k) and so cannot be compared with the trainer's.
     """
 
     input_ids: Tensor
@@ -33,16 +40,24 @@ class Experience:
     advantages: Tensor
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    behaviour_logprobs: Tensor | None = None
 
     @classmethod
     def from_rollouts(cls, rollouts: Sequence[Rollout]) -> Experience:
-        """Tokens and masks of the rollouts; advantages are zero until somebody sets them."""
+        """Tokens, masks and the engine's log-probabilities; advantages are zero until somebody sets them.
+
+        Raises:
+            EngineError: a log-probability is missing, not finite, or above 0.
+        """
+        for rollout in rollouts:
+            check_logprobs(rollout)
         input_ids = pad_rows([rollout.token_ids for rollout in rollouts], torch.long)
         return cls(
             input_ids=input_ids,
             lengths=torch.tensor([len(rollout.token_ids) for rollout in rollouts]),
             response_mask=pad_rows([rollout.loss_mask for rollout in rollouts], torch.bool),
             advantages=torch.zeros(input_ids.shape, dtype=torch.float32),
+            behaviour_logprobs=pad_rows([rollout.logprobs for rollout in rollouts], torch.float32),
         )
 
     def __len__(self) -> int:
@@ -66,6 +81,7 @@ class Experience:
             advantages=self.advantages[index, :width].clone(),
             old_logprobs=take(self.old_logprobs),
             ref_logprobs=take(self.ref_logprobs),
+            behaviour_logprobs=take(self.behaviour_logprobs),
             window=window,
         )
 
@@ -77,3 +93,23 @@ class Experience:
     def from_state_dict(cls, state: dict[str, Tensor]) -> Experience:
         """The inverse of :meth:`state_dict`."""
         return cls(**state)
+
+
+def check_logprobs(rollout: Rollout) -> None:
+    """Refuse impossible log-probabilities instead of training on them.
+
+    Raises:
+        EngineError: names the prompt, the token and the value.
+    """
+    if not len(rollout.token_ids) == len(rollout.loss_mask) == len(rollout.logprobs):
+        raise EngineError(
+            f"the rollout of prompt {rollout.prompt.id} has {len(rollout.token_ids)} tokens, "
+            f"{len(rollout.loss_mask)} mask entries and {len(rollout.logprobs)} log-probabilities; the engine must "
+            f"give one for each"
+        )
+    for place, (logprob, trained) in enumerate(zip(rollout.logprobs, rollout.loss_mask, strict=True)):
+        if trained and not -math.inf < logprob <= LOGPROB_SLACK:
+            raise EngineError(
+                f"the engine gave log-probability {logprob} for token {place} of prompt {rollout.prompt.id}; "
+                f"a log-probability is finite and at most 0"
+            )

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_info
+
 from roll_lightning.data.batch import ExperienceBatch, PromptBatch, WindowTotals
 from roll_lightning.data.experience import Experience
 from roll_lightning.data.loader import FixedLoader
@@ -28,7 +30,7 @@ class RLVRDataModule(PlannedDataModule):
         predict_file: the same for ``predict``; ``None`` takes ``val_file``.
         batch_size: samples per optimizer step over all ranks.
         ppo_epochs: passes over the rollouts of an iteration.
-        answer_column: the column that a verifier compares with.
+        answer_column: the column that a verifier compares with; ``None`` for rewards that need no answer.
         max_prompt_length: longest prompt in tokens.
         overlong: what becomes of a longer one: ``"error"`` refuses it, ``"drop"`` leaves it out and counts it.
         val_batch_size: prompts that are validated together, over all ranks.
@@ -43,7 +45,7 @@ class RLVRDataModule(PlannedDataModule):
         predict_file: str | None = None,
         batch_size: int = 256,
         ppo_epochs: int = 1,
-        answer_column: str = "answer",
+        answer_column: str | None = "answer",
         max_prompt_length: int = 1024,
         overlong: Literal["error", "drop"] = "error",
         val_batch_size: int = 256,
@@ -70,13 +72,15 @@ class RLVRDataModule(PlannedDataModule):
         """Read and tokenise a file of prompts with the module's tokenizer."""
         from roll_lightning.data.prompts import load_prompts
 
-        return load_prompts(
+        dataset = load_prompts(
             file,
             self.attached_trainer.lightning_module.tokenizer,
             answer_column=self.answer_column,
             max_prompt_length=self.max_prompt_length,
             overlong=self.overlong,
-        ).prompts
+        )
+        rank_zero_info(f"{file}: {dataset.summary()}")
+        return dataset.prompts
 
     @property
     def rollout(self) -> RolloutCallback:

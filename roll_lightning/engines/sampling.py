@@ -94,10 +94,8 @@ def inverse_cdf(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     The cumulative sum is float64, and a token of probability 0 is never drawn.
     """
     cdf = logprobs.exp().cumsum(dim=-1, dtype=torch.float64)
-    total = cdf[:, -1:]
-    # The quantile must stay below the total, or the search would run past the last token.
-    target = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cdf, target, right=True).squeeze(-1)
+    # A float64 below 1 times a total near 1 stays below the total, so the search ends at a token of the support.
+    return torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True).squeeze(-1)
 
 
 def draw_tokens(logits: Tensor, uniforms: Tensor, sampling: RowSampling) -> tuple[Tensor, Tensor]:

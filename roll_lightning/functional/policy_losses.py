@@ -28,7 +28,12 @@ class PolicyLossOutput:
 
 
 class PolicyLoss(ABC):
-    """A policy-gradient loss. Chosen in YAML by ``class_path``."""
+    """A policy-gradient loss. Chosen in YAML by ``class_path``.
+
+    ``metric_names`` are the keys of the metrics that it gives, the same on every rank and in every call.
+    """
+
+    metric_names: tuple[str, ...] = ()
 
     @abstractmethod
     def __call__(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> PolicyLossOutput:
@@ -64,6 +69,16 @@ class PPOClip(PolicyLoss):
     Raises:
         ConfigError: an argument is out of its range.
     """
+
+    metric_names = (
+        "ratio",
+        "clipfrac",
+        "ppo_ratio_low_clipfrac",
+        "ppo_ratio_high_clipfrac",
+        "ppo_ratio_clipfrac",
+        "approxkl",
+        "policykl",
+    )
 
     def __init__(self, low: float = 0.2, high: float = 0.2, dual_clip: float | None = None) -> None:
         if not 0 < low <= 1:

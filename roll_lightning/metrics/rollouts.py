@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from statistics import fmean, pstdev
 
+from roll_lightning.data.experience import Experience
 from roll_lightning.data.types import Rollout
 
 
@@ -20,6 +21,21 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         for domain in domains:
             part = [rollout for rollout in rollouts if rollout.prompt.domain == domain]
             metrics |= {f"{domain}/{name}": value for name, value in _metrics_of(part).items()}
+    return metrics
+
+
+def experience_metrics(experience: Experience) -> dict[str, float]:
+    """Advantages of the tokens that are trained on, and how many samples are."""
+    mask = experience.response_mask
+    trained = int(mask.any(1).sum())
+    metrics = {"actor/valid_samples": float(trained), "actor/valid_sample_ratio": trained / max(1, len(experience))}
+    if trained:
+        values = experience.advantages[mask]
+        metrics |= {
+            "critic/advantages/mean": float(values.mean()),
+            "critic/advantages/max": float(values.max()),
+            "critic/advantages/min": float(values.min()),
+        }
     return metrics
 
 

@@ -1,0 +1,119 @@
+"""The policy: a causal language model that gives log-probabilities for training and logits for decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll_lightning.errors import ConfigError
+from roll_lightning.functional.logprobs import TokenLogprobs, token_logprobs
+
+
+class CausalPolicy(nn.Module):
+    """Wraps a ``transformers`` causal language model.
+
+    Args:
+        hf: the model.
+
+    Raises:
+        ConfigError: its logits are not head(hidden states) with one of the known changes behind it.
+    """
+
+    def __init__(self, hf: nn.Module) -> None:
+        super().__init__()
+        self.hf: Any = hf
+
+    @property
+    def config(self) -> Any:
+        """The model's config."""
+        return self.hf.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.hf.parameters()).device
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output matrix (may be more than the tokenizer has)."""
+        return int(self.hf.get_output_embeddings().out_features)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        temperature: float = 1.0,
+        entropy: bool = False,
+    ) -> TokenLogprobs:
+        """Log-probabilities of the tokens at ``positions``.
+
+        Rows are right-padded, so no real token ever sees a padded one and no attention mask is needed.
+
+        Args:
+            input_ids: ``[batch, tokens]``.
+            positions: ``[batch, tokens]`` bool, the tokens to score.
+            temperature: divides the logits.
+            entropy: also give the entropy at each position.
+        """
+        hidden = self.hf.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        return token_logprobs(
+            hidden,
+            self.hf.get_output_embeddings(),
+            input_ids,
+            positions,
+            vocab_size=self.vocab_size,
+            temperature=temperature,
+            entropy=entropy,
+            postprocess=logit_postprocess(self.config),
+        )
+
+    def decode(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past_key_values: Any) -> Tensor:
+        """Logits ``[batch, vocab]`` of the next token in float32; the cache grows in place."""
+        output = self.hf(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1].float()
+
+    @torch.no_grad()
+    def check_logits(self) -> None:
+        """Compare our log-probabilities with those of the model's own logits on a few tokens.
+
+        Raises:
+            ConfigError: they differ, so the model changes its logits in a way that is not known here.
+        """
+        was_training = self.training
+        self.eval()
+        ids = (torch.arange(8, device=self.device) * 7 % self.vocab_size)[None]
+        ours = self(ids, torch.ones_like(ids, dtype=torch.bool)).logprobs[0, 1:]
+        logits = self.hf(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        plain = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        self.train(was_training)
+        tolerance = 1e-3 if next(self.hf.parameters()).dtype == torch.float32 else 0.2
+        if not torch.allclose(ours, plain, atol=tolerance, rtol=tolerance):
+            raise ConfigError(
+                f"model type {self.config.model_type} changes its logits in a way that is not known here "
+                f"(log-probabilities differ by {(ours - plain).abs().max():.3g}); add it to models.causal_lm."
+                f"logit_postprocess"
+            )
+
+
+def logit_postprocess(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """What a model does to its logits after the head: soft-capping (Gemma 2), scaling (Cohere, Granite)."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    scale = getattr(config, "logit_scale", None)
+    divisor = getattr(config, "logits_scaling", None)
+    if cap:
+        return lambda logits: cap * torch.tanh(logits / cap)
+    if scale:
+        return lambda logits: logits * scale
+    if divisor:
+        return lambda logits: logits / divisor
+    return None

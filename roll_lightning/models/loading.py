@@ -1,0 +1,120 @@
+"""Causal language models from a folder, a hub name, or a config alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from roll_lightning.errors import ConfigError
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass
+class PolicyConfig:
+    """A language model and its tokenizer.
+
+    Args:
+        path: local folder or hub name.
+        from_scratch: make random weights from the folder's ``config.json`` instead of loading any.
+        tokenizer: folder or hub name of the tokenizer; ``None`` takes ``path``.
+        chat_template: name of a shipped template, or a .jinja file; ``None`` keeps the tokenizer's.
+        dtype: of the weights. Keep float32 for training and set ``trainer.precision: bf16-mixed`` for bfloat16 matrix
+            products over float32 master weights.
+        attn_implementation: how transformers computes attention (sdpa, eager, flash_attention_2, …).
+        gradient_checkpointing: compute activations again in backward instead of keeping them.
+    """
+
+    path: str
+    from_scratch: bool = False
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    dtype: DType = "float32"
+    attn_implementation: str = "sdpa"
+    gradient_checkpointing: bool = False
+
+
+def check_model_path(config: PolicyConfig) -> None:
+    """Find a wrong path before anything is loaded.
+
+    Raises:
+        ConfigError: a local folder is missing, or is no model.
+    """
+    folder = Path(config.path)
+    if not folder.exists():
+        if folder.is_absolute() or config.path.startswith((".", "~")) or config.path.count("/") > 1:
+            raise ConfigError(
+                f"model.policy.path {config.path} does not exist; give a folder with config.json, or a hub name"
+            )
+        return
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.policy.path {config.path} has no config.json; give a folder of a Hugging Face model")
+    if not config.from_scratch and not _has_weights(folder):
+        raise ConfigError(
+            f"model.policy.path {config.path} has no weights; set model.policy.from_scratch true to start from random "
+            f"ones, or give a folder with model.safetensors"
+        )
+
+
+def load_causal_lm(config: PolicyConfig, seed: int, dropout: bool = True) -> nn.Module:
+    """A ``transformers`` causal language model.
+
+    Args:
+        config: which.
+        seed: of random weights; the global random state is left alone.
+        dropout: false sets every dropout to 0, as reinforcement learning needs (else no ratio is 1).
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    check_model_path(config)
+    dtype = getattr(torch, config.dtype)
+    try:
+        model_config = AutoConfig.from_pretrained(config.path)
+        if not dropout:
+            turn_off_dropout(model_config)
+        settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": config.attn_implementation}
+        if config.from_scratch:
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                model = AutoModelForCausalLM.from_config(model_config, **settings)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(config.path, config=model_config, **settings)
+    except (OSError, ValueError, ImportError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"model.policy.path {config.path} cannot be loaded: {first}; give a local folder of a causal language "
+            f"model, or a hub name with the network on"
+        ) from error
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def turn_off_dropout(config: Any) -> None:
+    """Set every dropout probability of a model config to 0."""
+    for name, value in list(vars(config).items()):
+        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+
+
+def model_facts(config: Any) -> dict[str, Any]:
+    """The part of a model's config that decides the shape of its weights, as JSON values.
+
+    Written to checkpoints, so that a run cannot go on with another model.
+    """
+    skipped = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures")
+    facts = {key: value for key, value in json.loads(config.to_json_string(use_diff=False)).items()}
+    return {key: value for key, value in facts.items() if key not in skipped and "attn_implementation" not in key}
+
+
+def _has_weights(folder: Path) -> bool:
+    patterns = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.gguf")
+    return any(any(folder.glob(pattern)) for pattern in patterns)

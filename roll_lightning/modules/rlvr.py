@@ -1,0 +1,238 @@
+"""Reinforcement learning on verifiable rewards: GRPO and its relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from roll_lightning.collectors.base import RolloutTask
+from roll_lightning.data.batch import ExperienceBatch, PromptBatch
+from roll_lightning.data.experience import Experience
+from roll_lightning.data.planner import Window
+from roll_lightning.data.types import Rollout
+from roll_lightning.errors import ConfigError
+from roll_lightning.functional.advantages import AdvantageEstimator, GroupRelative
+from roll_lightning.functional.aggregation import AggregationMode, aggregate, check_aggregation
+from roll_lightning.functional.kl import KLKind, kl_estimate
+from roll_lightning.functional.policy_losses import PolicyLoss, PPOClip
+from roll_lightning.metrics.validation import ValidationMetrics
+from roll_lightning.metrics.weighted import WeightedMeans
+from roll_lightning.models.causal_lm import CausalPolicy
+from roll_lightning.models.loading import PolicyConfig
+from roll_lightning.models.sharding import shard_policy
+from roll_lightning.modules.experience import experience_logprobs
+from roll_lightning.modules.language import LanguageModule
+from roll_lightning.modules.optim import OptimizerConfig, ScheduleConfig
+from roll_lightning.strategies.scale import data_parallel_size
+
+
+@dataclass(frozen=True)
+class KLConfig:
+    """How far the policy may go from its reference.
+
+    Args:
+        placement: ``none``: no reference is loaded; ``loss``: the estimate is added to each token's loss.
+        estimator: k1, k2 or k3; see :func:`roll_lightning.functional.kl.kl_estimate` for which gradient each gives.
+        coefficient: weight of the term.
+    """
+
+    placement: Literal["none", "loss"] = "none"
+    estimator: KLKind = "k2"
+    coefficient: float = 0.001
+
+    def __post_init__(self) -> None:
+        if self.placement not in ("none", "loss"):
+            raise ConfigError(f"model.kl.placement is {self.placement!r}; it must be none or loss")
+        if self.coefficient < 0:
+            raise ConfigError(f"model.kl.coefficient is {self.coefficient}; it must be 0 or more")
+
+
+class RLVRModule(LanguageModule):
+    """A policy that learns from scored rollouts.
+
+    Args:
+        policy: model and tokenizer.
+        optimizer: of the policy.
+        schedule: of the learning rate, over optimizer steps.
+        advantage: from rewards to advantages; default :class:`GroupRelative`, which makes this GRPO.
+        policy_loss: default :class:`PPOClip`.
+        kl: against the reference.
+        reference: the reference model; ``None`` takes the policy's own start.
+        aggregation: how token losses become one number.
+        drop_zero_variance: leave out groups whose rewards are all equal, from the loss and from its denominators;
+            otherwise they count, with advantage 0.
+    """
+
+    dropout = False
+
+    def __init__(
+        self,
+        policy: PolicyConfig,
+        optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
+        schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
+        advantage: AdvantageEstimator | None = None,
+        policy_loss: PolicyLoss | None = None,
+        kl: KLConfig = KLConfig(),  # noqa: B008
+        reference: PolicyConfig | None = None,
+        aggregation: AggregationMode = "token-mean",
+        drop_zero_variance: bool = True,
+    ) -> None:
+        super().__init__(policy, optimizer, schedule)
+        check_aggregation(aggregation, 1 if aggregation == "seq-mean-token-sum-norm" else None)
+        if reference is not None and kl.placement == "none":
+            raise ConfigError("model.reference is set, but model.kl.placement is none; set it to loss, or drop it")
+        self.advantage = advantage or GroupRelative()
+        self.policy_loss = policy_loss or PPOClip()
+        self.kl = kl
+        self.reference_config = reference or policy
+        self.aggregation: AggregationMode = aggregation
+        self.drop_zero_variance = drop_zero_variance
+        # In a tuple, so that it is no submodule: never in state_dict, optimizer or engine, never in train mode.
+        self._reference: tuple[CausalPolicy, ...] = ()
+
+    def configure_model(self) -> None:
+        """Load the policy and, for a KL term, the reference."""
+        super().configure_model()
+        if self.kl.placement != "none" and not self._reference:
+            reference = self.load_policy(self.reference_config)
+            shard_policy(reference, self)
+            self._reference = (reference.requires_grad_(False).eval(),)
+
+    def on_fit_start(self) -> None:
+        """The trainer moves submodules only."""
+        for reference in self._reference:
+            reference.to(self.device)
+
+    def make_window_metrics(self) -> WeightedMeans:
+        """Losses and ratios under ROLL's names."""
+        means = ["actor/pg_loss", "actor/kl_loss", "actor/total_loss", "critic/entropy/mean", "critic/kl"]
+        means += ["actor/ratio_mean", "actor/train_infer_ratio_token_mean"]
+        means += [f"actor/{name}" for name in self.policy_loss.metric_names if name != "ratio"]
+        return WeightedMeans(means, ["actor/ratio_max", "actor/train_infer_ratio_token_max"], ["actor/ratio_min"])
+
+    def make_experience(self, rollouts: Sequence[Rollout], iteration: int) -> Experience:
+        """From the rollouts of all ranks to tensors to train on; collective.
+
+        The mask is final before anything is planned: rows that could not be scored leave it, and so do groups that
+        teach nothing. Old and reference log-probabilities are then computed with the micro-batches of the first pass,
+        so that the first ratio is 1 exactly.
+        """
+        experience = Experience.from_rollouts(rollouts)
+        rewards = torch.tensor([float("nan") if r.reward is None else r.reward for r in rollouts], dtype=torch.float64)
+        groups = torch.tensor([rollout.group for rollout in rollouts])
+        estimate = self.advantage(rewards, groups, experience.response_mask)
+        experience.advantages = estimate.advantages.float()
+        left_out = rewards.isnan() | (estimate.zero_variance & self.drop_zero_variance)
+        experience.response_mask[left_out] = False
+        rollout = self._rollout
+        if rollout.top_p < 1 or rollout.top_k > 0:
+            experience.behaviour_logprobs = None
+        windows = self._first_pass(experience, iteration)
+        if self._data.windows_per_epoch() > 1:
+            experience.old_logprobs = experience_logprobs(
+                self.trainer, self.ready_policy, experience, windows, rollout.temperature
+            )
+        for reference in self._reference:
+            experience.ref_logprobs = experience_logprobs(
+                self.trainer, reference, experience, windows, rollout.temperature
+            )
+        return experience
+
+    @property
+    def _data(self) -> Any:
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    @property
+    def _rollout(self) -> Any:
+        return self._data.rollout
+
+    def _first_pass(self, experience: Experience, iteration: int) -> list[Window]:
+        windows = self._data.plan_experience(experience, iteration)
+        return windows[: len(windows) // self._data.ppo_epochs]
+
+    def training_step(self, batch: ExperienceBatch, batch_idx: int) -> Tensor:  # noqa: ARG002
+        """This micro-batch's share of the window loss."""
+        now = self.token_logprobs(batch, self._rollout.temperature, entropy=True)
+        old = now.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        policy = self.policy_loss(now.logprobs, old, batch.advantages, batch.loss_mask)
+        total = pg_loss = self._share(policy.per_token, batch)
+        if batch.ref_logprobs is not None:
+            divergence = kl_estimate(now.logprobs, batch.ref_logprobs, self.kl.estimator, batch.loss_mask)
+            kl_loss = self._share(divergence, batch)
+            total = pg_loss + self.kl.coefficient * kl_loss
+            self._record_share("actor/kl_loss", kl_loss, batch)
+            self.window_metrics.update_masked("critic/kl", now.logprobs - batch.ref_logprobs, batch.loss_mask)
+        self._record_share("actor/pg_loss", pg_loss, batch)
+        self._record_share("actor/total_loss", total, batch)
+        self._record_tokens(batch, old, policy.metrics, now.entropy)
+        return self.scale_loss(total)
+
+    def _share(self, per_token: Tensor, batch: ExperienceBatch) -> Tensor:
+        window = self.window_of(batch)
+        norm = float(self._rollout.max_new_tokens) if self.aggregation == "seq-mean-token-sum-norm" else None
+        return aggregate(
+            per_token,
+            batch.loss_mask,
+            self.aggregation,
+            tokens=window.tokens,
+            sequences=window.sequences,
+            norm_length=norm,
+        )
+
+    def _record_share(self, name: str, share: Tensor, batch: ExperienceBatch) -> None:
+        """Shares add up over the window, so each weighs one part of it."""
+        parts = self.window_of(batch).micro_batches * data_parallel_size(self.trainer)
+        self.window_metrics.update(name, share, 1 / parts)
+
+    def _record_tokens(
+        self, batch: ExperienceBatch, old: Tensor, metrics: dict[str, Tensor], entropy: Tensor | None
+    ) -> None:
+        record, mask = self.window_metrics.update_masked, batch.loss_mask
+        for name, values in metrics.items():
+            if name == "ratio":
+                for kind in ("mean", "max", "min"):
+                    record(f"actor/ratio_{kind}", values, mask)
+            else:
+                record(f"actor/{name}", values, mask)
+        if entropy is not None:
+            record("critic/entropy/mean", entropy, mask)
+        if batch.behaviour_logprobs is not None:
+            ratio = torch.where(mask, old - batch.behaviour_logprobs, 0).clamp(-20, 20).exp()
+            record("actor/train_infer_ratio_token_mean", ratio, mask)
+            record("actor/train_infer_ratio_token_max", ratio, mask)
+
+    def on_validation_start(self) -> None:
+        """Begin new means."""
+        self.val_metrics = ValidationMetrics(
+            self._rollout.validation.num_samples, sorted({prompt.domain for prompt in self._data.val_prompts})
+        ).to(self.device)
+
+    def validation_step(self, batch: PromptBatch, batch_idx: int) -> None:  # noqa: ARG002
+        """Score greedy and sampled answers to this rank's held-out prompts."""
+        asked = self._rollout.validation
+        if asked.greedy:
+            self.val_metrics.add_greedy(self._answer(batch, 1, greedy=True))
+        if asked.num_samples:
+            self.val_metrics.add_sampled(self._answer(batch, asked.num_samples))
+
+    def _answer(self, batch: PromptBatch, samples: int, greedy: bool = False) -> list[Rollout]:
+        tasks = [RolloutTask(prompt, group, samples, greedy) for group, prompt in enumerate(batch.prompts)]
+        return self._rollout.collect(self.trainer, tasks, 0, "validate")
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the share of correct answers over all ranks."""
+        self.log_dict(self.val_metrics.pop(), prog_bar=True)
+
+    on_test_start = on_validation_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    def predict_step(self, batch: PromptBatch, batch_idx: int) -> list[Rollout]:  # noqa: ARG002
+        """Scored rollouts of this rank's prompts."""
+        samples = self._rollout.num_generations
+        tasks = [RolloutTask(prompt, group, samples) for group, prompt in enumerate(batch.prompts)]
+        return self._rollout.collect(self.trainer, tasks, 0, "predict")
