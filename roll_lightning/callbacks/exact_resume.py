@@ -67,7 +67,6 @@ class ExactResume(Callback):
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._window_start = random_state()
 
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Keep validation from changing the random numbers of training."""
         self._before_validation = random_state()
@@ -82,15 +81,15 @@ class ExactResume(Callback):
 def random_state() -> RandomState:
     """The random states of Python, NumPy and torch as tensors and numbers (a checkpoint is loaded weights-only)."""
     version, internal, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
+    array: Any = np.random.get_state(legacy=False)
     state: RandomState = {
         "torch": torch.get_rng_state(),
         "python": {"version": version, "internal": torch.tensor(internal), "gauss": gauss},
         "numpy": {
-            "keys": torch.tensor(keys.astype(np.int64)),  # type: ignore[union-attr]
-            "position": int(position),
-            "has_gauss": int(has_gauss),
-            "cached": float(cached),
+            "keys": torch.tensor(array["state"]["key"].astype(np.int64)),
+            "position": int(array["state"]["pos"]),
+            "has_gauss": int(array["has_gauss"]),
+            "cached": float(array["gauss"]),
         },
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -78,7 +78,7 @@ class RolloutCallback(Callback):
         top_p: float = 1.0,
         top_k: int = 0,
         stop: list[str] | None = None,
-        validation: ValidationSampling = ValidationSampling(),  # noqa: B008
+        validation: ValidationSampling = ValidationSampling(),
         reward_deadline: float = 10.0,
         reward_workers: int = 2,
         reward_on_error: OnError = "raise",
@@ -143,7 +143,9 @@ class RolloutCallback(Callback):
         clock.seconds["system/actor_infer/response/tps"] = tokens / max(clock.seconds["time/step_generate"], 1e-9)
         self._pending_metrics = rollout_metrics(rollouts) | experience_metrics(experience) | clock.seconds
 
-    def collect(self, trainer: Trainer, tasks: Sequence[RolloutTask], iteration: int, purpose: Purpose) -> list[Rollout]:
+    def collect(
+        self, trainer: Trainer, tasks: Sequence[RolloutTask], iteration: int, purpose: Purpose
+    ) -> list[Rollout]:
         """Roll out this rank's tasks with the trainer's current weights."""
         collector = self._ready_collector(trainer)
         if isinstance(collector, SingleTurnCollector):
@@ -202,8 +204,15 @@ class RolloutCallback(Callback):
         """Log the rollouts' metrics, wherever they were made."""
         if self._pending_metrics:
             pl_module.log_dict(self._pending_metrics, on_step=False, on_epoch=True, batch_size=1)
-            pl_module.log("score", self._pending_metrics.get("critic/score/mean", 0.0), prog_bar=True, logger=False,
-                          on_step=True, on_epoch=False, batch_size=1)
+            pl_module.log(
+                "score",
+                self._pending_metrics.get("critic/score/mean", 0.0),
+                prog_bar=True,
+                logger=False,
+                on_step=True,
+                on_epoch=False,
+                batch_size=1,
+            )
             self._pending_metrics = {}
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002

@@ -259,4 +259,3 @@ class RLVRDataModule(PlannedDataModule):
             self.set_experience(
                 Experience.from_state_dict(state_dict["experience"]), int(state_dict["experience_iteration"])
             )
-

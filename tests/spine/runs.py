@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import torch
-
 from spine.forked import run_forked
 from spine.toy import run
 
@@ -25,15 +24,15 @@ def weights(root: Path) -> dict[str, torch.Tensor]:
     return torch.load(root / "weights.pt")
 
 
-def assert_same_end(reference: Path, resumed: Path, killed_at: int, ranks: int = 1, checkpointed: int | None = None) -> None:
+def assert_same_end(reference: Path, resumed: Path, killed_at: int, *, checkpointed: int, ranks: int = 1) -> None:
+    """The resumed run did the rest of the reference from its last checkpoint on, and has the same weights."""
     for rank in range(ranks):
         whole, parts = log(reference, rank), log(resumed, rank)
         first, second = parts[:killed_at], parts[killed_at:]
         assert first == whole[:killed_at]
         assert second, "the resumed run trained no batch"
         assert second == whole[len(whole) - len(second) :]
-        if checkpointed is not None:
-            assert len(whole) - len(second) == checkpointed
+        assert len(whole) - len(second) == checkpointed
     expected, found = weights(reference), weights(resumed)
     for name, value in expected.items():
         assert torch.equal(found[name], value), name

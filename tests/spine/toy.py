@@ -79,7 +79,8 @@ class ToyModule(BaseModule):
             return
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            self.policy = nn.Sequential(nn.Embedding(16, 8), nn.Dropout(self.dropout), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+            layers = [nn.Embedding(16, 8), nn.Dropout(self.dropout), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)]
+            self.policy = nn.Sequential(*layers)
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
             from torch.distributed.fsdp import fully_shard
 
@@ -106,7 +107,8 @@ class ToyModule(BaseModule):
         return self.scale_loss(share)
 
     def _write(self, batch: ExperienceBatch, batch_idx: int) -> None:
-        entry = [self.current_epoch, batch_idx, self.global_step, batch.input_ids.tolist(), batch.loss_mask.int().tolist()]
+        rows = [batch.input_ids.tolist(), batch.loss_mask.int().tolist()]
+        entry = [self.current_epoch, batch_idx, self.global_step, *rows]
         with open(f"{self.log_file}.{self.global_rank}", "a") as file:
             file.write(json.dumps(entry) + "\n")
 
