@@ -84,11 +84,8 @@ def evaluate(policy: Path, seed: int, from_scratch: bool) -> dict[str, Any]:
     (scores,) = trainer.validate(module, data, verbose=False)
     (rollouts,) = trainer.predict(module, data)
     answers = [(r.prompt.text, r.text, r.score) for r in rollouts[:12:2]]
-    return {
-        "sampled": scores["val_correct/sampled/mean"],
-        "greedy": scores["val_correct/greedy/mean"],
-        "answers": answers,
-    }
+    accuracy = {kind: scores[f"val_correct/{kind}/mean"] for kind in ("sampled", "greedy")}
+    return {**accuracy, "answers": answers}
 
 
 def report(results: dict[str, dict[str, Any]], seconds: float) -> None:

@@ -46,7 +46,7 @@ class RunCheckpoint(ModelCheckpoint):
             if value < 0:
                 raise ConfigError(f"checkpoint.{name} is {value}; it must be 0 or more")
         super().__init__(
-            dirpath=dirpath, save_top_k=-1, every_n_train_steps=every_n_steps, save_on_train_epoch_end=True
+            dirpath=dirpath, save_top_k=-1, save_on_train_epoch_end=True
         )
         self.every_n_steps = every_n_steps
         self.every_epochs = every_n_epochs

@@ -36,5 +36,5 @@ class Collector(ABC):
     def collect(self, tasks: Sequence[RolloutTask], iteration: int, purpose: Purpose) -> list[Rollout]:
         """The rollouts of the tasks, group by group in the order of the tasks."""
 
-    def close(self) -> None:
-        """Free workers and engines."""
+    def close(self) -> None:  # noqa: B027
+        """Free workers and engines, where there are any."""

@@ -111,7 +111,7 @@ def model_facts(config: Any) -> dict[str, Any]:
     Written to checkpoints, so that a run cannot go on with another model.
     """
     skipped = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "architectures")
-    facts = {key: value for key, value in json.loads(config.to_json_string(use_diff=False)).items()}
+    facts = json.loads(config.to_json_string(use_diff=False))
     return {key: value for key, value in facts.items() if key not in skipped and "attn_implementation" not in key}
 
 

@@ -76,7 +76,7 @@ class RLVRModule(LanguageModule):
         schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
         advantage: AdvantageEstimator | None = None,
         policy_loss: PolicyLoss | None = None,
-        kl: KLConfig = KLConfig(),  # noqa: B008
+        kl: KLConfig = KLConfig(),
         reference: PolicyConfig | None = None,
         aggregation: AggregationMode = "token-mean",
         drop_zero_variance: bool = True,
@@ -144,7 +144,7 @@ class RLVRModule(LanguageModule):
 
     @property
     def _data(self) -> Any:
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+        return self.trainer.datamodule
 
     @property
     def _rollout(self) -> Any:

@@ -45,7 +45,7 @@ class RollDeepSpeedStrategy(DeepSpeedStrategy):
         """The device of this rank; DeepSpeed wants an index, also for CPU."""
         if self._on_cpu:
             return torch.device("cpu", 0)
-        return DDPStrategy.root_device.fget(self)  # type: ignore[attr-defined]
+        return DDPStrategy.root_device.fget(self)
 
     def _setup_model(self, model: Any) -> Any:
         return model if self._on_cpu else super()._setup_model(model)
