@@ -42,9 +42,9 @@ class Channel:
         return self._read(length, end)
 
     def readable(self) -> bool:
-        """Whether something can be read at once: a message, or the end of the other side."""
-        self._connection.settimeout(0.0)
+        """Whether a read would not wait: a message is there, the other side is gone, or this side is closed."""
         try:
+            self._connection.settimeout(0.0)
             self._connection.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
