@@ -6,3 +6,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def quickstart_folder(tmp_path_factory) -> Path:
+    """A working folder with the quickstart's data, model config and a short SFT run, as the documentation assumes."""
+    from roll_lightning.cli import main
+
+    folder = tmp_path_factory.mktemp("quickstart")
+    sys.path.insert(0, str(ROOT / "examples"))
+    from sorting_task import make_task
+
+    make_task(folder / "runs/quickstart", seed=0, warmup=512, train=256, held_out=16)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert main(["fit", "--config", "configs/sft.yaml", "--trainer.max_steps", "4"]) == 0
+        (folder / "runs/quickstart/rlvr").mkdir()
+        (folder / "runs/quickstart/rlvr/hf").symlink_to(folder / "runs/quickstart/sft/hf")
+    finally:
+        os.chdir(before)
+    return folder
