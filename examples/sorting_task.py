@@ -37,13 +37,13 @@ def make_task(folder: Path, seed: int, warmup: int = 9600, train: int = 6400, he
 
 def make_model(folder: Path) -> None:
     """Write a tokenizer of one token per character and the config of a model of 0.4 million parameters."""
-    from transformers import Qwen2Config
+    from transformers import LlamaConfig
 
     from roll_lightning.models.tokenizer import character_tokenizer
 
     tokenizer = character_tokenizer(CHARACTERS)
-    config = Qwen2Config(
-        architectures=["Qwen2ForCausalLM"],
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,

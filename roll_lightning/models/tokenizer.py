@@ -113,8 +113,9 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     """A tokenizer of one token per character, for small models that start from scratch.
 
-    ``<pad>`` is token 0, ``<eos>`` token 1, then each character in the order given; a repeated one counts once.
-    Decoding gives back the text exactly. A character outside ``characters`` is refused when it is encoded, and the
+    ``<pad>`` is token 0, ``<eos>`` token 1, then each character in the order given; a repeated one counts once. The
+    last is ``<unknown>``, which encoding never gives: some model types add an unknown token of their own to a tokenizer
+    without one when it is loaded beside them. Decoding gives back the text exactly. A character outside ``characters`` is refused when it is encoded, and the
     encoders of ``roll_lightning.data`` name it.
 
     Raises:
@@ -125,12 +126,17 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
 
     if not characters:
         raise ConfigError("characters is empty; give the alphabet, e.g. '0123456789='")
-    vocabulary = {token: number for number, token in enumerate(dict.fromkeys(["<pad>", "<eos>", *characters]))}
+    tokens = dict.fromkeys(["<pad>", "<eos>", *characters, "<unknown>"])
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(vocabulary))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", clean_up_tokenization_spaces=False
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unknown>",
+        clean_up_tokenization_spaces=False,
     )
 
 

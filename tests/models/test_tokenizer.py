@@ -6,7 +6,8 @@ import huggingface_hub.constants
 import pytest
 from tokenizers import AddedToken
 
-from roll_lightning.errors import ConfigError
+from roll_lightning.data.encode import encode_prompt_text
+from roll_lightning.errors import ConfigError, DataError
 from roll_lightning.models.tokenizer import character_tokenizer, load_tokenizer, read_chat_template, stop_token_ids
 
 
@@ -43,7 +44,7 @@ def test_character_ids_by_hand(digits):
         assert tokenizer("538210=").input_ids == [7, 5, 10, 4, 3, 2, 12]
         assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id) == (0, 1, None)
         assert tokenizer("1<eos>").input_ids == [3, 1]
-        assert len(tokenizer) == 13
+        assert len(tokenizer) == 14
 
 
 def test_unknown_characters_are_refused():
@@ -130,3 +131,21 @@ def test_T31_stop_tokens_are_eos_and_the_end_of_turn(digits):
     assert stop_token_ids(tokenizer) == (1, tokenizer.convert_tokens_to_ids("<|im_end|>"))
     tokenizer.eos_token = "<|im_end|>"
     assert stop_token_ids(tokenizer) == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+def test_a_character_tokenizer_loads_the_same_beside_a_model(tmp_path, model_type):
+    """Qwen2 gives a tokenizer without unknown token one more token when it is loaded beside its config."""
+    from transformers import AutoConfig
+
+    made = character_tokenizer("0123456789=")
+    made.save_pretrained(tmp_path)
+    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    loaded = load_tokenizer(str(tmp_path))
+    assert len(loaded) == len(made) == 14
+    assert loaded("538210=")["input_ids"] == made("538210=")["input_ids"] == [7, 5, 10, 4, 3, 2, 12]
+    assert loaded.decode(loaded("538210=")["input_ids"]) == "538210="
+    if model_type == "qwen2":
+        return  # its tokenizer class drops characters that it does not know
+    with pytest.raises(DataError, match="'x'"):
+        encode_prompt_text(loaded, "12x")
