@@ -68,6 +68,10 @@ class Rollout:
     reward: float | None = None
     components: dict[str, float | None] = field(default_factory=dict)
 
+    def to(self, device: object) -> Rollout:  # noqa: ARG002
+        """Nothing to move; Lightning asks this of everything that a step returns."""
+        return self
+
     @property
     def response_length(self) -> int:
         """Number of tokens that the policy wrote."""
