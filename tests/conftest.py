@@ -1,4 +1,5 @@
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -27,8 +28,7 @@ def quickstart_folder(tmp_path_factory) -> Path:
     os.chdir(folder)
     try:
         assert main(["fit", "--config", "configs/sft.yaml", "--trainer.max_steps", "4"]) == 0
-        (folder / "runs/quickstart/rlvr").mkdir()
-        (folder / "runs/quickstart/rlvr/hf").symlink_to(folder / "runs/quickstart/sft/hf")
+        shutil.copytree("runs/quickstart/sft/hf", "runs/quickstart/rlvr/hf")
     finally:
         os.chdir(before)
     return folder
