@@ -134,7 +134,8 @@ class LanguageModule(BaseModule):
     def on_train_batch_end(self, outputs: Any, batch: TokenBatch, batch_idx: int) -> None:  # noqa: ARG002
         """Log the metrics of a window when it is whole, so that they do not depend on its cut."""
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
-            self.log_dict(self.window_metrics.pop())
+            for name, value in self.window_metrics.pop().items():
+                self.log(name, value, prog_bar=name == f"{self.metric_prefix}/loss")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what the policy is."""

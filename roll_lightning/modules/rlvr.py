@@ -225,7 +225,9 @@ class RLVRModule(LanguageModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the share of correct answers over all ranks."""
-        self.log_dict(self.val_metrics.pop(), prog_bar=True)
+        values = self.val_metrics.pop()
+        for name, value in values.items():
+            self.log(name, value, prog_bar=name in ("val_correct/greedy/mean", "val_correct/sampled/mean"))
 
     on_test_start = on_validation_start
     test_step = validation_step
