@@ -25,8 +25,8 @@ class RunCheckpoint(ModelCheckpoint):
 
     A checkpoint is written beside its place, flushed to disk, renamed, and marked complete last; a kill or a full disk
     at any moment leaves the earlier ones untouched. ``ckpt_path="last"`` takes the newest complete one: an empty folder
-    starts fresh, a folder with nothing but incomplete ones is an error. A step that ends an epoch is saved at the
-    epoch's end, after validation.
+    starts fresh, a folder with nothing but incomplete ones is an error. A step is saved when its metrics are logged and
+    its validation is over: at the start of the next batch, or at the epoch's end.
 
     Args:
         dirpath: folder of the checkpoints; ``None`` takes ``<trainer.default_root_dir>/checkpoints``.
@@ -45,13 +45,12 @@ class RunCheckpoint(ModelCheckpoint):
         ):
             if value < 0:
                 raise ConfigError(f"checkpoint.{name} is {value}; it must be 0 or more")
-        super().__init__(
-            dirpath=dirpath, save_top_k=-1, save_on_train_epoch_end=True
-        )
+        super().__init__(dirpath=dirpath, save_top_k=-1, save_on_train_epoch_end=True)
         self.every_n_steps = every_n_steps
         self.every_epochs = every_n_epochs
         self.keep_last = keep_last
         self._saved_step: int | None = None
+        self._step_due = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         """Fix the folder."""
@@ -61,17 +60,20 @@ class RunCheckpoint(ModelCheckpoint):
         return Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints").absolute()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
-        """Save after every ``every_n_steps``-th optimizer step, unless the epoch ends here."""
+        """Note every ``every_n_steps``-th optimizer step."""
         stepped = (trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        due = stepped and self.every_n_steps and trainer.global_step % self.every_n_steps == 0
-        if due and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+        if stepped and self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
+            self._step_due = True
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
+        """Save the step that was due: a resumed run repeats neither its logging nor its validation."""
+        if self._step_due:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Save after every ``every_n_epochs``-th epoch, and the step that was due on its last batch."""
         epoch_due = self.every_epochs and (trainer.current_epoch + 1) % self.every_epochs == 0
-        step_due = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
-        if epoch_due or step_due:
+        if epoch_due or self._step_due:
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
@@ -86,6 +88,7 @@ class RunCheckpoint(ModelCheckpoint):
         """Nothing: the newest complete checkpoint is where to go on."""
 
     def _save(self, trainer: Trainer) -> None:
+        self._step_due = False
         if trainer.fast_dev_run or trainer.sanity_checking or self._saved_step == trainer.global_step:
             return
         path = self._folder(trainer) / f"step={trainer.global_step}.ckpt"

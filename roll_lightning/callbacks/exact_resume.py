@@ -34,10 +34,9 @@ class ExactResume(Callback):
         """Add the random states and rewrite the loop progress."""
         inside = self._window_start if _inside_window(trainer) else None
         checkpoint["random_states"] = _gather(inside or random_state())
-        loader = _planned_loader(trainer)
-        if loader is not None and loader.current_epoch is not None:
-            progress = trainer.fit_loop.epoch_loop.batch_progress.current
-            _write_position(checkpoint["loops"]["fit_loop"], loader, progress.processed)
+        position = resume_position(trainer)
+        if position is not None:
+            _write_position(checkpoint["loops"]["fit_loop"], *position, batches=int(trainer.num_training_batches))
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Keep this rank's random state for the start of training.
@@ -116,31 +115,44 @@ def _gather(state: RandomState) -> list[RandomState]:
     return states
 
 
-def _planned_loader(trainer: Trainer) -> PlannedLoader | None:
+def resume_position(trainer: Trainer) -> tuple[int, int] | None:
+    """Where a checkpoint that is taken now goes on: an epoch and its finished micro-batches, whole windows of them.
+
+    ``None`` with a loader that is not ours, or one that has not begun an epoch in this process.
+    """
     loader = trainer.train_dataloader
-    return loader if isinstance(loader, PlannedLoader) else None
+    if not isinstance(loader, PlannedLoader) or loader.current_epoch is None:
+        return None
+    done = trainer.fit_loop.epoch_loop.batch_progress.current.processed // loader.accumulate * loader.accumulate
+    # trainer.limit_train_batches may end an epoch before the loader does.
+    return (loader.current_epoch, done) if done < trainer.num_training_batches else (loader.current_epoch + 1, 0)
 
 
 def _inside_window(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop.batch_progress.current.processed % trainer.accumulate_grad_batches != 0
 
 
-def _write_position(fit_loop: dict[str, Any], loader: PlannedLoader, processed: int) -> None:
-    """Write the progress of the loops as whole windows of an epoch."""
-    epoch, done = loader.current_epoch or 0, processed // loader.accumulate * loader.accumulate
-    started = epoch + 1
-    if done == len(loader):
-        epoch, done, started = epoch + 1, 0, epoch + 1
+def _write_position(fit_loop: dict[str, Any], epoch: int, done: int, batches: int) -> None:
+    """Write a position into the progress of the loops and the state of the loader.
+
+    Args:
+        fit_loop: the state of Lightning's fit loop.
+        epoch: which the run goes on with.
+        done: its finished micro-batches.
+        batches: micro-batches of every epoch.
+    """
+    started = epoch + 1 if done else epoch
     counts = ("ready", "started", "processed", "completed")
     epochs = dict(zip(counts, (started, started, epoch, epoch), strict=True))
     fit_loop["epoch_progress"] = {"total": dict(epochs), "current": dict(epochs)}
-    batches = fit_loop["epoch_loop.batch_progress"]
-    batches["total"] = dict.fromkeys(counts, epoch * len(loader) + done)
-    batches["current"] = dict.fromkeys(counts, done)
-    batches["is_last_batch"] = False
-    for progress in fit_loop["epoch_loop.val_loop.batch_progress"].values():
-        if isinstance(progress, dict):
-            progress.update(dict.fromkeys(progress, 0))
+    progress = fit_loop["epoch_loop.batch_progress"]
+    progress["total"] = dict.fromkeys(counts, epoch * batches + done)
+    progress["current"] = dict.fromkeys(counts, done)
+    progress["is_last_batch"] = False
+    fit_loop["combined_loader"] = [{"delivered": done}]
+    for val_progress in fit_loop["epoch_loop.val_loop.batch_progress"].values():
+        if isinstance(val_progress, dict):
+            val_progress.update(dict.fromkeys(val_progress, 0))
 
 
 def _refuse_finished(trainer: Trainer, checkpoint: dict[str, Any]) -> None:

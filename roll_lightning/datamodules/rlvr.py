@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from roll_lightning.callbacks.exact_resume import resume_position
 from roll_lightning.data.batch import ExperienceBatch, PromptBatch, WindowTotals
 from roll_lightning.data.experience import Experience
 from roll_lightning.data.loader import FixedLoader
@@ -239,18 +240,13 @@ class RLVRDataModule(PlannedDataModule):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Fixed settings, and the buffer when the checkpoint stands inside an iteration."""
+        """Fixed settings, and the buffer when the run goes on with its iteration."""
         state = super().state_dict()
-        if self._experience is not None and self._inside_iteration():
+        position = resume_position(self.attached_trainer)
+        if self._experience is not None and (position is None or position[0] == self._experience_iteration):
             state["experience"] = self._experience.state_dict()
             state["experience_iteration"] = self._experience_iteration
         return state
-
-    def _inside_iteration(self) -> bool:
-        loader = self.loader
-        if loader is None or loader.current_epoch != self._experience_iteration:
-            return True
-        return loader.state_dict()["delivered"] != 0 or loader.delivered < loader.accumulate
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Check that data and settings are those of the checkpoint, and take its buffer."""
