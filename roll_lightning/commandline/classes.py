@@ -101,7 +101,8 @@ def concrete_subclasses(bases: Sequence[type]) -> dict[str, list[type]]:
 
 def _tree_of(base: type) -> Iterator[type]:
     yield base
-    for subclass in base.__subclasses__():
+    subclasses: list[type] = base.__subclasses__()
+    for subclass in subclasses:
         yield from _tree_of(subclass)
 
 

@@ -103,8 +103,6 @@ def test_a_full_disk_is_one_clear_error(tmp_path):
     from roll_lightning.errors import DataError
 
     (tmp_path / "predictions.jsonl.rank=0.partial").symlink_to("/dev/full")
-    with pytest.raises(
-        DataError, match=r"predictions\.jsonl\.rank=0\.partial cannot be written: No space left on device"
-    ):
+    with pytest.raises(DataError, match=r"rank=0\.partial cannot be written: No space left on device"):
         predict(tmp_path)
     assert not (tmp_path / "predictions.jsonl").exists()

@@ -163,6 +163,11 @@ def test_unknown_command(command, typed, message):
     assert refused(command(typed)) == message
 
 
+def test_other_ranks_say_who_they_are(command, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert command("fti").err == "[rank 1] error: unknown command fti; did you mean fit?\n"
+
+
 def test_missing_folder_and_folder_as_file(command):
     (command.folder / "configs").mkdir()
     command.write("configs/config.yaml", {})

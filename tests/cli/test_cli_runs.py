@@ -125,6 +125,7 @@ def test_rollout_group_adds_both_callbacks(command):
     callbacks = {type(callback).__name__: callback for callback in TinyModel.built[0].trainer.callbacks}
     assert {"RolloutCallback", "WeightSyncCallback", "PredictionWriter"} <= callbacks.keys()
     assert callbacks["RolloutCallback"].num_generations == 3
+    assert not any(TinyModel.built[0].trainer.predict_loop.predictions)
     assert "Wrote 15 rollouts to run/predictions.jsonl" in result.out
     rows = [json.loads(line) for line in (command.folder / "run/predictions.jsonl").read_text().splitlines()]
     assert [row["prompt_id"] for row in rows] == [f"p{number}" for number in range(5) for _ in range(3)]
@@ -144,4 +145,4 @@ def test_two_rollout_callbacks_are_refused(command):
 
 def test_predict_without_anything_to_write_with(command):
     error = command("predict", "--config", "base.yaml").error
-    assert error.startswith("predict writes rollouts; add a rollout group, or a BasePredictionWriter")
+    assert error.startswith("predict writes rollouts; add a rollout group, or your own BasePredictionWriter")
