@@ -101,7 +101,7 @@ class DecodeBatch:
             stop_strings: watches the rows that have stop strings.
 
         Returns:
-            Rows that a stop token or stop string has ended just now, bool `[rows]`.
+            Rows that a stop token or stop string has ended, bool `[rows]`; it means something for rows that were live.
         """
         live = ~self.finished
         self.generated += live
@@ -109,7 +109,6 @@ class DecodeBatch:
         if stop_strings:
             drawn = zip(self.rows, tokens.tolist(), live.tolist(), strict=True)
             stopped |= torch.tensor([alive and stop_strings.ends(row, token) for row, token, alive in drawn])
-        stopped &= live
         self.finished |= stopped | (self.generated >= self.limits)
         return stopped
 

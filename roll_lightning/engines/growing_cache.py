@@ -37,7 +37,8 @@ class GrowingLayer(DynamicLayer):
             return key_states, value_states
         total = used + key_states.shape[2]
         if self._buffers is None or total > self._buffers[0].shape[2]:
-            assert self.keys is not None and self.values is not None
+            assert self.keys is not None
+            assert self.values is not None
             self._buffers = _with_room(self.keys, total), _with_room(self.values, total)
         keys, values = self._buffers
         keys[:, :, used:total] = key_states

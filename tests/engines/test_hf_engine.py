@@ -157,6 +157,22 @@ def test_finished_rows_leave_and_waiting_ones_enter() -> None:
     assert max(rows for rows, _ in policy.shapes) == 4
 
 
+def test_a_stop_token_drawn_after_the_end_of_a_row_does_not_count() -> None:
+    # Rows stay in the batch after their limit, and go on drawing: 30 more tokens, stop tokens among them.
+    policy = policy_of(tiny_config())
+    requests = [
+        Request(
+            (3, 4), SamplingParams(40 if group == 0 else 2, stop_token_ids=() if group == 0 else (5, 6, 7, 8)), 0, group
+        )
+        for group in range(20)
+    ]
+    requests = [replace(request, seed=group) for group, request in enumerate(requests)]
+    answers = engine_of(policy, compact_fraction=1.0).generate(requests)
+    for answer in answers[1:]:
+        assert answer.finish_reason == ("stop" if answer.token_ids[-1] in (5, 6, 7, 8) else "length")
+    assert sum(answer.finish_reason == "length" for answer in answers) > 10
+
+
 def test_padding_columns_of_the_cache_are_trimmed() -> None:
     policy = policy_of(tiny_config())
     widths = []

@@ -37,6 +37,15 @@ def test_inverse_cdf_by_hand() -> None:
     assert inverse_cdf(logprobs, uniforms).tolist() == [0, 0, 1, 1, 2, 2, 3]
 
 
+def test_the_largest_uniform_stays_inside_whatever_the_total_rounds_to() -> None:
+    logits = torch.randn(500, 300, generator=torch.Generator().manual_seed(0)) * 5
+    logits[:, 200:] = -torch.inf
+    logprobs = logits.log_softmax(-1)
+    tokens = inverse_cdf(logprobs, torch.full((500,), math.nextafter(1.0, 0.0), dtype=torch.float64))
+    assert logprobs.exp().double().sum(-1).unique().numel() > 10
+    assert logprobs.gather(1, tokens[:, None]).isfinite().all()
+
+
 def test_tokens_of_probability_zero_are_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
     largest = math.nextafter(1.0, 0.0)
@@ -131,6 +140,13 @@ def test_streams_follow_their_seed_alone() -> None:
     again = [other.draw([0], CPU), other.draw([0], CPU)]
     assert again[0].item() == first[0][2].item()
     assert again[1].item() == first[1][0].item()
+
+
+def test_top_p_one_keeps_the_tail_although_rounding_fills_the_mass_early() -> None:
+    # The first token's probability rounds to 1 in float64, the second one's is far below: it is still kept.
+    logits = torch.tensor([[0.0, -60.0], [0.0, 0.0]])
+    logprobs = filtered_log_softmax(logits, sampling(SamplingParams(1), SamplingParams(1, top_p=0.5)))
+    assert logprobs.tolist()[0] == [0.0, -60.0]
 
 
 def test_no_step_is_prepared_that_no_row_needs() -> None:

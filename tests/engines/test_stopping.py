@@ -54,6 +54,19 @@ def test_stops_at_the_first_token_that_completes_the_string(stop: str) -> None:
     assert hits > 3
 
 
+def test_a_tokenizer_that_drops_the_leading_space_still_finds_it_inside() -> None:
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "\u2581": 1, "a": 2, "b": 3}, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Metaspace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    assert fast.decode([1, 2, 3]) == "ab"
+    assert fast.decode([2, 1, 2, 3]) == "a ab"
+    watch = StopStrings(fast, [request(" ab")])
+    assert [watch.ends(0, token) for token in (3, 2, 1, 2, 3)] == [False, False, False, False, True]
+
+
 def byte_token(byte: int) -> list[str]:
     """The byte-level BPE's name of a byte."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
