@@ -126,13 +126,24 @@ class RollCLI(LightningCLI):
         """The trainer, with our callbacks beside the user's."""
         config = self.config_init["trainer"]
         users = config["callbacks"] or []
-        callbacks = [*(users if isinstance(users, list) else [users]), *self._callbacks()]
+        users = users if isinstance(users, list) else [users]
+        self._refuse_twice(users)
+        callbacks = [*users, *self._callbacks()]
         if self.config_init["trainer"]["logger"] in (None, True):
             kwargs["logger"] = self._logger(config["default_root_dir"])
         try:
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError) as error:
             raise ConfigError(f"trainer: {error}") from error
+
+    def _refuse_twice(self, users: list[Callback]) -> None:
+        """Lightning's own words on two callbacks of one type do not say where they came from."""
+        for name, cls in CALLBACK_GROUPS.items():
+            if self.tree.get(name) is not None and any(isinstance(callback, cls) for callback in users):
+                raise ConfigError(
+                    f"there are a {name} group and a {cls.__name__} in trainer.callbacks; remove the latter (or set "
+                    f"{name}: null)"
+                )
 
     def _logger(self, root: str) -> TensorBoardLogger | bool:
         """TensorBoard in one folder, so that a resumed run goes on in it; for training only."""
@@ -160,16 +171,14 @@ class RollCLI(LightningCLI):
             "weights_only": self.config["weights_only"],
             "datamodule": self.datamodule,
         }
-        rollouts = [callback for callback in trainer.callbacks if isinstance(callback, RolloutCallback)]
-        if len(rollouts) > 1:
-            raise ConfigError("there is a rollout group and a RolloutCallback in trainer.callbacks; keep one of them")
         if command == "predict":
-            self._predict(arguments, bool(rollouts))
+            self._predict(arguments)
         else:
             getattr(trainer, command)(self.model, **arguments)
 
-    def _predict(self, arguments: dict[str, Any], rolls_out: bool) -> None:
+    def _predict(self, arguments: dict[str, Any]) -> None:
         trainer = self.trainer
+        rolls_out = any(isinstance(callback, RolloutCallback) for callback in trainer.callbacks)
         others = any(isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks)
         if not (rolls_out or others):
             raise ConfigError(

@@ -131,6 +131,12 @@ def test_rollout_group_adds_both_callbacks(command):
     assert [row["prompt_id"] for row in rows] == [f"p{number}" for number in range(5) for _ in range(3)]
 
 
+def test_a_callback_that_a_group_holds_already(command):
+    error = command.fit("--trainer.callbacks+=RunCheckpoint").error
+    assert error.startswith("there are a checkpoint group and a RunCheckpoint in trainer.callbacks; remove the latter")
+    assert command.fit("--trainer.callbacks+=RunCheckpoint", "--checkpoint", "null").status == 0
+
+
 def test_two_rollout_callbacks_are_refused(command):
     twice = [
         "--rollout.rewards",
@@ -140,7 +146,7 @@ def test_two_rollout_callbacks_are_refused(command):
         "[ExactMatch]",
     ]
     error = command("predict", "--config", "base.yaml", "--model", "cli_samples.RolloutModel", *twice).error
-    assert error.startswith("there is a rollout group and a RolloutCallback in trainer.callbacks")
+    assert error.startswith("there are a rollout group and a RolloutCallback in trainer.callbacks")
 
 
 def test_predict_without_anything_to_write_with(command):
