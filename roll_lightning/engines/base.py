@@ -115,7 +115,7 @@ class Engine(ABC):
     def update_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> SyncReceipt:
         """Take the trainer's weights. ``named_tensors`` is lazy: an engine that shares them need not read it."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Free what the engine holds."""
 
 
