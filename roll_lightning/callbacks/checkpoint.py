@@ -13,7 +13,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
+from roll_lightning.callbacks.disk import room_on_disk
 from roll_lightning.errors import CheckpointError, ConfigError
+from roll_lightning.strategies.together import together
 
 MARKER = ".complete"
 PARTIAL = ".partial"
@@ -103,24 +105,25 @@ class RunCheckpoint(ModelCheckpoint):
             for old in (partial, target, marker(target)):
                 _remove(old)
         trainer.strategy.barrier("checkpoint folder")
+        contents = trainer._checkpoint_connector.dump_checkpoint(False)
         try:
-            trainer.save_checkpoint(partial)
-        except (OSError, RuntimeError) as error:
-            if not _no_space(error, target.parent):
-                raise
-            _remove(partial)
-            raise CheckpointError(
-                f"no space left on the disk of {target.parent} for {target.name}; the earlier checkpoints are whole: "
-                f"free space and resume with --ckpt_path last"
-            ) from error
+            with room_on_disk(target.parent, target.name):
+                together(lambda: trainer.strategy.save_checkpoint(contents, partial))
+                facts = {"step": trainer.global_step, "epoch": trainer.current_epoch}
+                together(lambda: _publish(partial, target, facts) if trainer.is_global_zero else None)
+        except CheckpointError:
+            if trainer.is_global_zero:
+                _remove(partial)
+            raise
         if trainer.is_global_zero:
-            _publish(partial, target, {"step": trainer.global_step, "epoch": trainer.current_epoch})
             self._prune(target.parent)
         self.last_model_path = self.best_model_path = filepath
         self._last_global_step_saved = trainer.global_step
         trainer.strategy.barrier("checkpoint written")
 
     def _prune(self, folder: Path) -> None:
+        for leftover in folder.glob(f"step=*{PARTIAL}"):
+            _remove(leftover)
         if self.keep_last:
             for old in complete_checkpoints(folder)[: -self.keep_last]:
                 _remove(marker(old))
@@ -196,13 +199,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _no_space(error: BaseException, folder: Path) -> bool:
-    """Whether the disk was full. torch's writer raises RuntimeError without the errno, so the disk is asked too."""
-    if isinstance(error, OSError) and error.errno in (28, 122):
-        return True
-    text = str(error).lower()
-    if "no space left" in text:
-        return True
-    return "file write failed" in text and shutil.disk_usage(folder).free < 2**20

@@ -10,6 +10,10 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from roll_lightning.callbacks.disk import room_on_disk
+from roll_lightning.errors import CheckpointError
+from roll_lightning.strategies.together import together
+
 
 class HFExport(Callback):
     """Writes weights, config and tokenizer so that ``transformers`` loads them; the newest export replaces the last.
@@ -29,27 +33,39 @@ class HFExport(Callback):
         return root / f"step={trainer.global_step}" if self.per_step else root
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Export what the checkpoint holds; collective under sharding."""
+        """Export what the checkpoint holds; collective.
+
+        Raises:
+            CheckpointError: the disk is full; the last export and the earlier checkpoints are whole.
+        """
         module: Any = pl_module
-        if trainer.is_global_zero:
-            weights = {name: value.cpu().clone() for name, value in module.named_weights()}
-            _write(self.folder(trainer), module, weights)
-        else:
-            for _ in module.named_weights():
-                pass
-        trainer.strategy.barrier("hf export")
+        weights: dict[str, Tensor] = {}
+        for name, value in module.named_weights():
+            if trainer.is_global_zero:
+                weights[name] = value.cpu().clone()
+        folder = self.folder(trainer)
+        together(lambda: _write(folder, module, weights) if trainer.is_global_zero else None)
 
 
 def _write(target: Path, module: Any, weights: dict[str, Tensor]) -> None:
     """Write beside the target, then put it in its place."""
     partial = target.with_name(target.name + ".partial")
     old = target.with_name(target.name + ".old")
+    if old.exists() and not target.exists():
+        # A kill between the two renames below: this is the only whole export.
+        os.replace(old, target)
     for leftover in (partial, old):
         shutil.rmtree(leftover, ignore_errors=True)
     hf = module.policy.hf
     weights |= {name: buffer for name, buffer in hf.state_dict().items() if name not in weights and _own(name, hf)}
-    hf.save_pretrained(partial, state_dict=weights)
-    module.tokenizer.save_pretrained(partial)
+    partial.mkdir(parents=True)
+    try:
+        with room_on_disk(partial, "the Hugging Face export"):
+            hf.save_pretrained(partial, state_dict=weights)
+            module.tokenizer.save_pretrained(partial)
+    except CheckpointError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     if target.exists():
         os.replace(target, old)
     os.replace(partial, target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -17,12 +17,13 @@ from roll_lightning.collectors.replay import read_rollouts, rollout_file, write_
 from roll_lightning.collectors.single_turn import SingleTurnCollector
 from roll_lightning.data.types import Rollout
 from roll_lightning.engines.base import Engine, SamplingParams
-from roll_lightning.errors import ConfigError, RewardError, RollLightningError
+from roll_lightning.errors import ConfigError, DataError, RewardError
 from roll_lightning.metrics.rollouts import experience_metrics, rollout_metrics
 from roll_lightning.rewards.base import RewardFunction
 from roll_lightning.rewards.pool import OnError
 from roll_lightning.rewards.scorer import RewardScorer
 from roll_lightning.strategies.scale import data_parallel_rank, data_parallel_size
+from roll_lightning.strategies.together import together
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,26 @@ class RolloutCallback(Callback):
         self.reward_on_error: OnError = reward_on_error
         self.record_dir, self.replay_dir = record_dir, replay_dir
         self.collector = collector
-        self._pending_metrics: dict[str, float] = {}
+        # Kept until the epoch's end and in checkpoints: a run that resumes inside an iteration logs them, too.
+        self._metrics: dict[str, float] = {}
+        self._metrics_iteration = -1
+        self._logged = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Refuse rewards that could not work before a model loads."""
+        """Refuse rewards that could not work before a model loads.
+
+        Raises:
+            ConfigError: they could not, or validation has none.
+        """
+        data: Any = trainer.datamodule
         if self.collector is None and self.rewards:
             self._scorer().close()
+        elif self.collector is None and (stage != "fit" or data.val_prompts):
+            raise ConfigError(
+                f"rollout.rewards is empty; training from rollout.replay_dir needs none, but to {stage} with "
+                f"{'data.val_file ' if stage == 'fit' else ''}does: name a reward"
+                + (", or leave data.val_file out" if stage == "fit" else "")
+            )
         if self.collector is None and self.engine is None:
             from roll_lightning.engines.hf import HFEngine
 
@@ -141,12 +156,22 @@ class RolloutCallback(Callback):
         clock.lap("time/make_experience")
         tokens = sum(rollout.response_length for rollout in rollouts)
         clock.seconds["system/actor_infer/response/tps"] = tokens / max(clock.seconds["time/step_generate"], 1e-9)
-        self._pending_metrics = rollout_metrics(rollouts) | experience_metrics(experience) | clock.seconds
+        self._metrics = rollout_metrics(rollouts) | experience_metrics(experience) | clock.seconds
+        self._metrics_iteration, self._logged = iteration, False
 
     def collect(
         self, trainer: Trainer, tasks: Sequence[RolloutTask], iteration: int, purpose: Purpose
     ) -> list[Rollout]:
-        """Roll out this rank's tasks with the trainer's current weights."""
+        """Roll out this rank's tasks with the trainer's current weights; collective.
+
+        Raises:
+            RollLightningError: on every rank, when an engine or reward failed on any; else the others would wait.
+        """
+        return together(lambda: self._collect(trainer, tasks, iteration, purpose))
+
+    def _collect(
+        self, trainer: Trainer, tasks: Sequence[RolloutTask], iteration: int, purpose: Purpose
+    ) -> list[Rollout]:
         collector = self._ready_collector(trainer)
         if isinstance(collector, SingleTurnCollector):
             self._weight_sync(trainer).ensure_synced(trainer, collector.engine)
@@ -155,14 +180,26 @@ class RolloutCallback(Callback):
 
     def _training_rollouts(self, trainer: Trainer, iteration: int) -> list[Rollout]:
         if self.replay_dir:
-            return read_rollouts(self.replay_dir, iteration)
+            return self._recorded_rollouts(self.replay_dir, iteration)
         data: Any = trainer.datamodule
         prompts = data.prompts(iteration, self.prompts_per_iteration)
         tasks = [RolloutTask(prompt, group, self.num_generations) for group, prompt in enumerate(prompts)]
         mine = tasks[data_parallel_rank(trainer) :: data_parallel_size(trainer)]
-        rollouts = gather_rollouts(lambda: self.collect(trainer, mine, iteration, "train"))
-        if self.record_dir and trainer.is_global_zero:
-            write_rollouts(rollout_file(self.record_dir, iteration), rollouts)
+        rollouts = gather_rollouts(self.collect(trainer, mine, iteration, "train"))
+        if self.record_dir:
+            file = rollout_file(self.record_dir, iteration)
+            together(lambda: write_rollouts(file, rollouts) if trainer.is_global_zero else None)
+        return rollouts
+
+    def _recorded_rollouts(self, folder: str, iteration: int) -> list[Rollout]:
+        rollouts = read_rollouts(folder, iteration)
+        wanted = self.prompts_per_iteration * self.num_generations
+        if len(rollouts) != wanted:
+            raise DataError(
+                f"rollout.replay_dir {folder} has {len(rollouts)} rollouts of iteration {iteration}, but "
+                f"rollout.prompts_per_iteration {self.prompts_per_iteration} x rollout.num_generations "
+                f"{self.num_generations} is {wanted}; set them to what the recording run had"
+            )
         return rollouts
 
     def _ready_collector(self, trainer: Trainer) -> Collector:
@@ -201,46 +238,51 @@ class RolloutCallback(Callback):
         self.ensure_experience(trainer, trainer.current_epoch)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Log the rollouts' metrics, wherever they were made."""
-        if self._pending_metrics:
-            pl_module.log_dict(self._pending_metrics, on_step=False, on_epoch=True, batch_size=1)
-            pl_module.log(
-                "score",
-                self._pending_metrics.get("critic/score/mean", 0.0),
-                prog_bar=True,
-                logger=False,
-                on_step=True,
-                on_epoch=False,
-                batch_size=1,
-            )
-            self._pending_metrics = {}
+        """Log the rollouts' metrics at the first batch of their iteration that this process trains."""
+        if self._logged or self._metrics_iteration != trainer.current_epoch:
+            return
+        self._logged = True
+        pl_module.log_dict(self._metrics, on_step=False, on_epoch=True, batch_size=1)
+        pl_module.log(
+            "score",
+            self._metrics.get("critic/score/mean", 0.0),
+            prog_bar=True,
+            logger=False,
+            on_step=True,
+            on_epoch=False,
+            batch_size=1,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The metrics of the iteration's rollouts; they are logged at its end."""
+        return {"metrics": dict(self._metrics), "iteration": self._metrics_iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the metrics of an iteration that goes on."""
+        self._metrics = dict(state_dict["metrics"])
+        self._metrics_iteration, self._logged = int(state_dict["iteration"]), False
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        """Leave no reward worker behind: Lightning calls no ``teardown`` after a failure."""
+        self._close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         """Close engine and reward workers."""
+        self._close()
+
+    def _close(self) -> None:
         if self.collector is not None:
             self.collector.close()
         if self.engine is not None:
             self.collector = None
 
 
-def gather_rollouts(collect: Callable[[], list[Rollout]]) -> list[Rollout]:
-    """Run ``collect`` on every rank and give each rank all rollouts, ordered by group and sample.
-
-    Raises:
-        RollLightningError: on every rank, when it failed on any; else the others would wait for ever.
-    """
+def gather_rollouts(rollouts: list[Rollout]) -> list[Rollout]:
+    """The rollouts of all ranks on every rank, ordered by group and sample."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return collect()
-    result: list[Rollout] | RollLightningError
-    try:
-        result = collect()
-    except RollLightningError as error:
-        result = error
+        return rollouts
     shares: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(shares, result)
-    for share in shares:
-        if isinstance(share, RollLightningError):
-            raise share
+    torch.distributed.all_gather_object(shares, rollouts)
     return sorted(chain.from_iterable(shares), key=lambda rollout: (rollout.group, rollout.sample))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -18,13 +19,25 @@ def rollout_file(folder: str, iteration: int) -> Path:
 
 
 def write_rollouts(path: Path, rollouts: Sequence[Rollout]) -> None:
-    """Write rollouts as JSONL, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write rollouts as JSONL, whole or not at all.
+
+    Raises:
+        DataError: the folder cannot be written, or its disk is full.
+    """
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        for rollout in rollouts:
-            file.write(json.dumps(asdict(rollout), ensure_ascii=False) + "\n")
-    os.replace(partial, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("w", encoding="utf-8") as file:
+            for rollout in rollouts:
+                file.write(json.dumps(asdict(rollout), ensure_ascii=False) + "\n")
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise DataError(
+            f"rollout.record_dir {path.parent} cannot be written: {error.strerror}; free space, or choose another "
+            f"folder, and resume with --ckpt_path last"
+        ) from error
 
 
 def read_rollouts(folder: str, iteration: int) -> list[Rollout]:
