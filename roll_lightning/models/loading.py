@@ -72,12 +72,12 @@ def load_causal_lm(config: PolicyConfig, seed: int, dropout: bool = True) -> nn.
     Raises:
         ConfigError: it cannot be loaded.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     check_model_path(config)
     dtype = getattr(torch, config.dtype)
+    model_config = load_model_config(config)
     try:
-        model_config = AutoConfig.from_pretrained(config.path)
         if not dropout:
             turn_off_dropout(model_config)
         settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": config.attn_implementation}
@@ -88,14 +88,41 @@ def load_causal_lm(config: PolicyConfig, seed: int, dropout: bool = True) -> nn.
         else:
             model = AutoModelForCausalLM.from_pretrained(config.path, config=model_config, **settings)
     except (OSError, ValueError, ImportError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"model.policy.path {config.path} cannot be loaded: {first}; give a local folder of a causal language "
-            f"model, or a hub name with the network on"
-        ) from error
+        raise _cannot_load(config, error) from error
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def load_model_config(config: PolicyConfig) -> Any:
+    """The ``transformers`` config of the model, without its weights.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(config.path)
+    except (OSError, ValueError, ImportError) as error:
+        raise _cannot_load(config, error) from error
+
+
+def max_positions(config: PolicyConfig) -> int | None:
+    """Tokens that the model has positions for; ``None`` for a model without such a limit.
+
+    Raises:
+        ConfigError: its config cannot be loaded.
+    """
+    return getattr(load_model_config(config).get_text_config(), "max_position_embeddings", None)
+
+
+def _cannot_load(config: PolicyConfig, error: Exception) -> ConfigError:
+    first = str(error).strip().splitlines()[0]
+    return ConfigError(
+        f"model.policy.path {config.path} cannot be loaded: {first}; give a local folder of a causal language model, "
+        f"or a hub name with the network on"
+    )
 
 
 def turn_off_dropout(config: Any) -> None:

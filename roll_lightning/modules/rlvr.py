@@ -22,7 +22,7 @@ from roll_lightning.functional.policy_losses import PolicyLoss, PPOClip
 from roll_lightning.metrics.validation import ValidationMetrics
 from roll_lightning.metrics.weighted import WeightedMeans
 from roll_lightning.models.causal_lm import CausalPolicy
-from roll_lightning.models.loading import PolicyConfig
+from roll_lightning.models.loading import PolicyConfig, max_positions
 from roll_lightning.models.sharding import shard_policy
 from roll_lightning.modules.experience import experience_logprobs
 from roll_lightning.modules.language import LanguageModule
@@ -93,6 +93,26 @@ class RLVRModule(LanguageModule):
         self.drop_zero_variance = drop_zero_variance
         # In a tuple, so that it is no submodule: never in state_dict, optimizer or engine, never in train mode.
         self._reference: tuple[CausalPolicy, ...] = ()
+
+    def setup(self, stage: str) -> None:
+        """Find wrong paths, and prompts that leave no room for an answer, before a model loads.
+
+        Raises:
+            ConfigError: the model has too few positions.
+        """
+        super().setup(stage)
+        positions, new = max_positions(self.policy_config), self._rollout.max_new_tokens
+        prompts = [*self._data.train_prompts, *self._data.val_prompts, *self._data.predict_prompts]
+        longest = max(prompts, key=lambda prompt: len(prompt.token_ids), default=None)
+        if positions is None or longest is None or len(longest.token_ids) + new <= positions:
+            return
+        length = len(longest.token_ids)
+        raise ConfigError(
+            f"the prompt {longest.id!r} of {length} tokens and rollout.max_new_tokens {new} make {length + new}, but "
+            f"the model of {self.policy_config.path} has {positions} positions; shorten the prompts "
+            f"(data.max_prompt_length with data.overlong drop)"
+            + (f", or set rollout.max_new_tokens to {positions - length} or less" if length < positions else "")
+        )
 
     def configure_model(self) -> None:
         """Load the policy and, for a KL term, the reference."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from roll_lightning.data.batch import TokenBatch
+from roll_lightning.errors import ConfigError
 from roll_lightning.functional.aggregation import aggregate
 from roll_lightning.metrics.weighted import WeightedMeans
+from roll_lightning.models.loading import max_positions
 from roll_lightning.modules.language import LanguageModule
 
 
@@ -18,6 +22,24 @@ class SFTModule(LanguageModule):
 
     metric_prefix = "sft_train"
     val_metrics: WeightedMeans
+
+    def setup(self, stage: str) -> None:
+        """Find wrong paths, and rows that are too long for the model, before it loads.
+
+        Raises:
+            ConfigError: the model has too few positions.
+        """
+        super().setup(stage)
+        data: Any = self.trainer.datamodule
+        positions = max_positions(self.policy_config)
+        if data is None or positions is None:
+            return
+        longest = max((len(row.input_ids) for row in [*data.train_rows, *data.val_rows]), default=0)
+        if longest > positions:
+            raise ConfigError(
+                f"the longest row has {longest} tokens, but the model of {self.policy_config.path} has {positions} "
+                f"positions; set data.max_length to {positions} or less"
+            )
 
     def make_window_metrics(self) -> WeightedMeans:
         """The loss."""
