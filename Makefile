@@ -9,10 +9,13 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 SEED ?= 0
 
-.PHONY: quickstart test test-fast lint types format clean
+.PHONY: quickstart quickstart-data test test-fast lint types format clean
 
 quickstart: $(VENV)/core.stamp
 	$(BIN)/python examples/quickstart.py --seed $(SEED)
+
+quickstart-data: $(VENV)/core.stamp
+	$(BIN)/python examples/quickstart.py --seed $(SEED) --only-data
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest

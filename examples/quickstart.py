@@ -36,9 +36,9 @@ def main() -> None:
     started = time.perf_counter()
     seed = ["--seed_everything", str(arguments.seed)]
     phase(2, "SFT warm-up: 75 steps of 128 rows")
-    fit("configs/sft.yaml", *seed)
+    fit("configs/sft.yaml", ROOT / "sft", *seed)
     phase(3, "GRPO: 200 iterations of 32 prompts x 8 samples")
-    fit("configs/rlvr.yaml", *seed, *[part for part in arguments.overrides if part != "--"])
+    fit("configs/rlvr.yaml", ROOT / "rlvr", *seed, *[part for part in arguments.overrides if part != "--"])
     phase(4, "evaluation on 256 held-out tasks, 4 sampled answers each")
     stages = {"before": ROOT / "model", "after_sft": ROOT / "sft/hf", "after_rlvr": ROOT / "rlvr/hf"}
     results = {name: evaluate(path, arguments.seed, from_scratch=name == "before") for name, path in stages.items()}
@@ -52,10 +52,12 @@ def phase(number: int, text: str) -> None:
     print(f"\n=== {number}/5  {text}", flush=True)
 
 
-def fit(config: str, *overrides: str) -> None:
+def fit(config: str, folder: Path, *overrides: str) -> None:
     """Run ``roll-lightning fit`` as a user would."""
+    overrides = ("--trainer.default_root_dir", str(folder), "--trainer.enable_model_summary", "false", *overrides)
     print(f"$ roll-lightning fit --config {config} {' '.join(overrides)}", flush=True)
-    done = subprocess.run([*COMMAND, "fit", "--config", config, *overrides], env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([*COMMAND, "fit", "--config", config, *overrides], env=environment)
     if done.returncode:
         sys.exit(done.returncode)
 

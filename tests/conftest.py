@@ -27,7 +27,8 @@ def quickstart_folder(tmp_path_factory) -> Path:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        assert main(["fit", "--config", "configs/sft.yaml", "--trainer.max_steps", "4"]) == 0
+        root = ["--trainer.default_root_dir", "runs/quickstart/sft"]
+        assert main(["fit", "--config", "configs/sft.yaml", "--trainer.max_steps", "4", *root]) == 0
         shutil.copytree("runs/quickstart/sft/hf", "runs/quickstart/rlvr/hf")
     finally:
         os.chdir(before)

@@ -61,6 +61,21 @@ class RunCheckpoint(ModelCheckpoint):
     def _folder(self, trainer: Trainer) -> Path:
         return Path(self.dirpath or Path(trainer.default_root_dir) / "checkpoints").absolute()
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Refuse a folder with checkpoints of later steps: ``last`` would find those, whatever this run does.
+
+        Raises:
+            CheckpointError: names the newest of them.
+        """
+        folder = self._folder(trainer)
+        later = [path for path in complete_checkpoints(folder) if step_of(path) > trainer.global_step]
+        if later:
+            raise CheckpointError(
+                f"{folder} has checkpoints beyond step {trainer.global_step}, where this run starts (the newest is "
+                f"{later[-1].name}); go on from there with --ckpt_path last, choose another trainer.default_root_dir, "
+                f"or remove them"
+            )
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
         """Note every ``every_n_steps``-th optimizer step."""
         stepped = (trainer.fit_loop.epoch_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
@@ -146,12 +161,18 @@ def marker(checkpoint: Path) -> Path:
     return checkpoint.with_name(checkpoint.name + MARKER)
 
 
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step in a checkpoint's name, -1 for another name."""
+    match = NAME.match(checkpoint.name)
+    return int(match[1]) if match else -1
+
+
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints of a folder, the newest last."""
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := NAME.match(path.name))]
-    return [path for _, path in sorted(found) if marker(path).is_file()]
+    found = [path for path in folder.iterdir() if step_of(path) >= 0 and marker(path).is_file()]
+    return sorted(found, key=step_of)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import BasePredictionWriter, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from roll_lightning import __version__
 from roll_lightning.callbacks.checkpoint import newest_checkpoint
 from roll_lightning.callbacks.predictions import PredictionWriter
+from roll_lightning.callbacks.progress_lines import ProgressLines
 from roll_lightning.callbacks.rollout import RolloutCallback
 from roll_lightning.callbacks.weight_sync import WeightSyncCallback
 from roll_lightning.commandline.arguments import Invocation
@@ -131,6 +132,8 @@ class RollCLI(LightningCLI):
         callbacks = [*users, *self._callbacks()]
         if self.config_init["trainer"]["logger"] in (None, True):
             kwargs["logger"] = self._logger(config["default_root_dir"])
+        if self._prints_lines():
+            kwargs["enable_progress_bar"] = False
         try:
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError) as error:
@@ -157,7 +160,15 @@ class RollCLI(LightningCLI):
         callbacks: list[Callback] = [SavedConfig(header + dump_yaml(self.config_dump))]
         if self.tree.get("rollout") is not None:
             callbacks.append(WeightSyncCallback())
+        if self._prints_lines():
+            callbacks.append(ProgressLines())
         return callbacks
+
+    def _prints_lines(self) -> bool:
+        """Whether progress goes to a file or pipe, where a bar would show nothing, and no bar was asked for."""
+        config = self.config_init["trainer"]
+        users = any(isinstance(callback, ProgressBar) for callback in config["callbacks"] or [])
+        return config["enable_progress_bar"] is None and not users and not sys.stdout.isatty()
 
     def run(self) -> None:
         """Run the command.

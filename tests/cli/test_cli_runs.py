@@ -42,7 +42,9 @@ def test_t_l3_one_fixed_folder_that_a_resumed_run_goes_on_in(command, caplog):
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 2
     assert not any(path.is_dir() for path in (run / "tensorboard").iterdir())
 
-    command.fit("--ckpt_path", str(run / "checkpoints" / "step=2.ckpt"), "--trainer.max_epochs", "2")
+    elsewhere = ["--trainer.default_root_dir", str(command.folder / "other")]
+    earlier = str(run / "checkpoints" / "step=2.ckpt")
+    assert command.fit("--ckpt_path", earlier, "--trainer.max_epochs", "2", *elsewhere).status == 0
     torch.testing.assert_close(TinyModel.built[2].layer.weight, TinyModel.built[1].layer.weight, rtol=0, atol=0)
 
 

@@ -44,8 +44,9 @@ def test_documented_command_runs(command, quickstart_folder, monkeypatch, capsys
     arguments = shlex.split(command)[1:]
     if arguments[0] == "fit" and "--print_config" not in arguments:
         arguments += SHORT[arguments[arguments.index("--config") + 1]]
-        if "last" in arguments or "--rollout.record_dir" in arguments or "--rollout.replay_dir" in arguments:
-            arguments += ["--trainer.default_root_dir", f"runs/documented/{abs(hash(command))}"]
+        if "last" in arguments:
+            # What this documents is an interruption: there must be something left to train.
+            arguments[-1] = "3"
     assert main(arguments) == 0, capsys.readouterr().err
 
 

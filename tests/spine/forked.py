@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -13,14 +14,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def run_forked(function: Callable[[], object], log: Path, ranks: int = 1, timeout: float = 240) -> list[int]:
+def run_forked(
+    function: Callable[[], object], log: Path, ranks: int = 1, timeout: float = 240, kill_after: float | None = None
+) -> list[int]:
     """Run ``function`` on ``ranks`` forked processes with the environment of a launcher; their exit codes.
 
-    A process killed by signal n gives -n. Output goes to ``log``.
+    A process killed by signal n gives -n. Output goes to ``log``. ``kill_after`` seconds all get SIGKILL.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     port = free_port()
     pids = [_fork(function, log, rank, ranks, port) for rank in range(ranks)]
+    if kill_after is not None:
+        time.sleep(kill_after)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
     return [_wait(pid, timeout, log) for pid in pids]
 
 

@@ -94,6 +94,16 @@ def test_L3_only_incomplete_checkpoints_are_an_error(reference, tmp_path):
     assert not log(tmp_path)
 
 
+def test_a_fresh_run_in_a_used_folder_is_refused(reference, tmp_path):
+    shutil.copytree(reference / "checkpoints", tmp_path / "checkpoints")
+    go(tmp_path, expect=1, max_epochs=1)
+    text = (tmp_path / "out.txt").read_text()
+    assert "has checkpoints beyond step 0, where this run starts (the newest is step=8.ckpt)" in text
+    go(tmp_path, expect=1, resume=str(tmp_path / "checkpoints/step=7.ckpt"), max_epochs=3)
+    assert "beyond step 7" in (tmp_path / "out.txt").read_text()
+    assert not log(tmp_path)
+
+
 def test_newest_is_by_step_not_by_time(reference, tmp_path):
     folder = tmp_path / "checkpoints"
     shutil.copytree(reference / "checkpoints", folder)
