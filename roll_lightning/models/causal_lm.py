@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from roll_lightning.errors import ConfigError
-from roll_lightning.functional.logprobs import TokenLogprobs, token_logprobs
+from roll_lightning.functional.logprobs import DEFAULT_CHUNK_ELEMENTS, TokenLogprobs, count_chunks, token_logprobs
 
 
 class CausalPolicy(nn.Module):
@@ -17,14 +17,13 @@ class CausalPolicy(nn.Module):
 
     Args:
         hf: the model.
-
-    Raises:
-        ConfigError: its logits are not head(hidden states) with one of the known changes behind it.
+        max_chunk_elements: most logits that exist at once while tokens are scored.
     """
 
-    def __init__(self, hf: nn.Module) -> None:
+    def __init__(self, hf: nn.Module, max_chunk_elements: int = DEFAULT_CHUNK_ELEMENTS) -> None:
         super().__init__()
         self.hf: Any = hf
+        self.max_chunk_elements = max_chunk_elements
 
     @property
     def config(self) -> Any:
@@ -68,7 +67,17 @@ class CausalPolicy(nn.Module):
             temperature=temperature,
             entropy=entropy,
             postprocess=logit_postprocess(self.config),
+            max_chunk_elements=self.max_chunk_elements,
+            min_chunks=self._chunks_of_any_rank(positions),
         )
+
+    def _chunks_of_any_rank(self, positions: Tensor) -> int:
+        """Calls of the head that every rank must make: under ZeRO-3 each is a collective."""
+        if not any(hasattr(parameter, "ds_id") for parameter in self.hf.get_output_embeddings().parameters()):
+            return 1
+        chunks = torch.tensor(count_chunks(positions, self.vocab_size, self.max_chunk_elements), device=self.device)
+        torch.distributed.all_reduce(chunks, torch.distributed.ReduceOp.MAX)
+        return int(chunks)
 
     def decode(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past_key_values: Any) -> Tensor:
         """Logits ``[batch, vocab]`` of the next token in float32; the cache grows in place."""
@@ -86,23 +95,36 @@ class CausalPolicy(nn.Module):
     def check_logits(self) -> None:
         """Compare our log-probabilities with those of the model's own logits on a few tokens.
 
+        What the head gives is blown up for this, since soft-capping hardly changes the small logits of random weights.
+
         Raises:
             ConfigError: they differ, so the model changes its logits in a way that is not known here.
         """
         was_training = self.training
         self.eval()
         ids = (torch.arange(8, device=self.device) * 7 % self.vocab_size)[None]
-        ours = self(ids, torch.ones_like(ids, dtype=torch.bool)).logprobs[0, 1:]
-        logits = self.hf(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        head = self.hf.get_output_embeddings()
+        handle = head.register_forward_hook(lambda module, inputs, output: _blow_up(output))  # noqa: ARG005
+        try:
+            ours = self(ids, torch.ones_like(ids, dtype=torch.bool)).logprobs[0, 1:]
+            logits = self.hf(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        finally:
+            handle.remove()
+            self.train(was_training)
         plain = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-        self.train(was_training)
-        tolerance = 1e-3 if next(self.hf.parameters()).dtype == torch.float32 else 0.2
-        if not torch.allclose(ours, plain, atol=tolerance, rtol=tolerance):
+        tolerance = 1e-3 if torch.finfo(head.weight.dtype).bits >= 32 else 0.2
+        if not torch.allclose(ours.float(), plain, atol=tolerance, rtol=tolerance):
             raise ConfigError(
                 f"model type {self.config.model_type} changes its logits in a way that is not known here "
                 f"(log-probabilities differ by {(ours - plain).abs().max():.3g}); add it to models.causal_lm."
                 f"logit_postprocess"
             )
+
+
+def _blow_up(logits: Tensor) -> Tensor:
+    """The logits, each token's times such a factor that the largest is 50."""
+    largest = logits.abs().amax(-1, keepdim=True)
+    return logits * (50 / largest.clamp(min=1e-6))
 
 
 def logit_postprocess(config: Any) -> Callable[[Tensor], Tensor] | None:

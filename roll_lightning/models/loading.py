@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
+from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass
@@ -38,6 +41,10 @@ class PolicyConfig:
     attn_implementation: str = "sdpa"
     gradient_checkpointing: bool = False
 
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(DType):
+            raise ConfigError(f"model.policy.dtype is {self.dtype!r}; it must be one of {', '.join(get_args(DType))}")
+
 
 def check_model_path(config: PolicyConfig) -> None:
     """Find a wrong path before anything is loaded.
@@ -45,9 +52,11 @@ def check_model_path(config: PolicyConfig) -> None:
     Raises:
         ConfigError: a local folder is missing, or is no model.
     """
-    folder = Path(config.path)
+    folder = Path(config.path).expanduser()
+    if not config.path:
+        raise ConfigError("model.policy.path is empty; give a folder with config.json, or a hub name")
     if not folder.exists():
-        if folder.is_absolute() or config.path.startswith((".", "~")) or config.path.count("/") > 1:
+        if not _may_be_hub_name(config.path):
             raise ConfigError(
                 f"model.policy.path {config.path} does not exist; give a folder with config.json, or a hub name"
             )
@@ -70,25 +79,22 @@ def load_causal_lm(config: PolicyConfig, seed: int, dropout: bool = True) -> nn.
         dropout: false sets every dropout to 0, as reinforcement learning needs (else no ratio is 1).
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: it cannot be loaded, or some of its weights are missing.
     """
-    from transformers import AutoModelForCausalLM
-
     check_model_path(config)
-    dtype = getattr(torch, config.dtype)
     model_config = load_model_config(config)
+    if not dropout:
+        turn_off_dropout(model_config)
+    # What can be wrong with a model's files is open-ended: safetensors and config checks have errors of their own.
     try:
-        if not dropout:
-            turn_off_dropout(model_config)
-        settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": config.attn_implementation}
-        if config.from_scratch:
-            with torch.random.fork_rng():
-                torch.manual_seed(seed)
-                model = AutoModelForCausalLM.from_config(model_config, **settings)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(config.path, config=model_config, **settings)
-    except (OSError, ValueError, ImportError) as error:
+        model, missing = _load(config, model_config, seed)
+    except Exception as error:
         raise _cannot_load(config, error) from error
+    if missing:
+        raise ConfigError(
+            f"model.policy.path {config.path} lacks {len(missing)} weights, {missing[0]} among them, which would start "
+            f"at random; give a folder with all weights of a causal language model"
+        )
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
@@ -103,8 +109,8 @@ def load_model_config(config: PolicyConfig) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(config.path)
-    except (OSError, ValueError, ImportError) as error:
+        return AutoConfig.from_pretrained(_source(config))
+    except Exception as error:
         raise _cannot_load(config, error) from error
 
 
@@ -117,18 +123,44 @@ def max_positions(config: PolicyConfig) -> int | None:
     return getattr(load_model_config(config).get_text_config(), "max_position_embeddings", None)
 
 
+def _load(config: PolicyConfig, model_config: Any, seed: int) -> tuple[Any, list[str]]:
+    """The model, and the names of the weights that its files did not have."""
+    from transformers import AutoModelForCausalLM
+
+    settings: dict[str, Any] = {
+        "dtype": getattr(torch, config.dtype),
+        "attn_implementation": config.attn_implementation,
+    }
+    if config.from_scratch:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(model_config, **settings), []
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        _source(config), config=model_config, output_loading_info=True, **settings
+    )
+    return loaded[0], sorted(loaded[1]["missing_keys"])
+
+
+def _source(config: PolicyConfig) -> str:
+    folder = Path(config.path).expanduser()
+    return str(folder) if folder.is_dir() else config.path
+
+
 def _cannot_load(config: PolicyConfig, error: Exception) -> ConfigError:
-    first = str(error).strip().splitlines()[0]
+    mismatch = "ignore_mismatched_sizes" in str(error)
+    reason = "its weights have other shapes than its config.json says" if mismatch else first_line(error)
     return ConfigError(
-        f"model.policy.path {config.path} cannot be loaded: {first}; give a local folder of a causal language model, "
+        f"model.policy.path {config.path} cannot be loaded: {reason}; give a local folder of a causal language model, "
         f"or a hub name with the network on"
     )
 
 
 def turn_off_dropout(config: Any) -> None:
-    """Set every dropout probability of a model config to 0."""
+    """Set every dropout probability of a model config to 0, those of the configs inside it too."""
     for name, value in list(vars(config).items()):
-        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
+        if hasattr(value, "to_json_string"):
+            turn_off_dropout(value)
+        elif "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
 
 
@@ -143,5 +175,11 @@ def model_facts(config: Any) -> dict[str, Any]:
 
 
 def _has_weights(folder: Path) -> bool:
-    patterns = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.gguf")
+    patterns = ("*.safetensors", "*.bin", "*.safetensors.index.json")
     return any(any(folder.glob(pattern)) for pattern in patterns)
+
+
+def _may_be_hub_name(path: str) -> bool:
+    """Whether a path that does not exist is spelt ``name`` or ``owner/name``, and no folder ``owner`` is here."""
+    parent = Path(path).parent
+    return bool(_HUB_NAME.fullmatch(path)) and not path.startswith(".") and not (parent != Path() and parent.is_dir())

@@ -115,8 +115,8 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
 
     ``<pad>`` is token 0, ``<eos>`` token 1, then each character in the order given; a repeated one counts once. The
     last is ``<unknown>``, which encoding never gives: some model types add an unknown token of their own to a tokenizer
-    without one when it is loaded beside them. Decoding gives back the text exactly. A character outside ``characters`` is refused when it is encoded, and the
-    encoders of ``roll_lightning.data`` name it.
+    without one when it is loaded beside them. Decoding gives back the text exactly. A character outside ``characters``
+    is refused when it is encoded, and the encoders of ``roll_lightning.data`` name it.
 
     Raises:
         ConfigError: no characters.
