@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 from roll_lightning.callbacks.weight_sync import WeightSyncCallback
 from roll_lightning.collectors.base import Collector, Purpose, RolloutTask
@@ -205,10 +207,14 @@ class RolloutCallback(Callback):
     def _ready_collector(self, trainer: Trainer) -> Collector:
         if self.collector is not None:
             return self.collector
+        from roll_lightning.engines.hf import HFEngine
+
         module: Any = trainer.lightning_module
         data: Any = trainer.datamodule
         assert self.engine is not None, "setup gives an engine"
         self.engine.bind(module.policy, module.tokenizer)
+        if isinstance(trainer.strategy, ModelParallelStrategy) and isinstance(self.engine, HFEngine):
+            self.engine.set_lockstep(partial(any_rank, device=trainer.strategy.root_device))
         sampling = SamplingParams(
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,
@@ -275,6 +281,13 @@ class RolloutCallback(Callback):
             self.collector.close()
         if self.engine is not None:
             self.collector = None
+
+
+def any_rank(wants: bool, device: torch.device) -> bool:
+    """Whether any rank wants to go on; collective."""
+    flag = torch.tensor(int(wants), device=device)
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+    return bool(flag)
 
 
 def gather_rollouts(rollouts: list[Rollout]) -> list[Rollout]:

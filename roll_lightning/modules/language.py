@@ -80,6 +80,11 @@ class LanguageModule(BaseModule):
     def setup(self, stage: str) -> None:  # noqa: ARG002
         """Find wrong paths before a model loads."""
         check_model_path(self.policy_config)
+        if getattr(self.trainer.strategy, "zero_stage_3", False):
+            raise ConfigError(
+                "trainer.strategy is DeepSpeed stage 3, under which language models are not loaded yet; use DeepSpeed "
+                "stage 1 or 2, FSDP2 (ModelParallelStrategy), or ddp"
+            )
         self.window_metrics = self.make_window_metrics()
 
     def configure_model(self) -> None:
