@@ -12,6 +12,7 @@ from tiny import quiet_trainer, sorting_rows, write_jsonl, write_model
 from roll_lightning.callbacks.rollout import RolloutCallback
 from roll_lightning.collectors.replay import read_rollouts
 from roll_lightning.datamodules.rlvr import RLVRDataModule
+from roll_lightning.engines.hf import HFEngine
 from roll_lightning.errors import ConfigError
 from roll_lightning.models.loading import PolicyConfig
 from roll_lightning.modules.rlvr import KLConfig, RLVRModule
@@ -19,7 +20,9 @@ from roll_lightning.rewards.exact_match import ExactMatch
 
 
 def train(root: Path, folder: Path, strategy: str, devices: int) -> None:
-    rollout = RolloutCallback(5, 3, rewards=[ExactMatch()], max_new_tokens=9, record_dir=str(root / "rollouts"))
+    # Two rows at once: the rank with three of the five prompts needs more forward passes than the other.
+    engine = HFEngine(max_batch_size=2)
+    rollout = RolloutCallback(5, 3, engine, [ExactMatch()], max_new_tokens=9, record_dir=str(root / "rollouts"))
     trainer = quiet_trainer(
         root, rollout, strategy=strategy_of(strategy), devices=devices, max_epochs=1, enable_checkpointing=False
     )
