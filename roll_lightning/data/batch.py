@@ -6,7 +6,8 @@ or dictionary, and log-probabilities and advantages must stay in float32 under `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from roll_lightning.data.types import Prompt
+from roll_lightning.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,19 @@ class TokenBatch:
         self.window = window
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """Move every tensor; called by Lightning."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device, non_blocking=non_blocking))
-        return self
+        """The batch on a device; called by Lightning. This one stays where it is, as with a tensor."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """Pin every tensor; called by a DataLoader with ``pin_memory=True``."""
+        """The batch in pinned memory; called by a DataLoader with ``pin_memory=True``."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed = copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
-                setattr(self, name, value.pin_memory())
-        return self
+                setattr(changed, name, change(value))
+        return changed
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -138,10 +141,26 @@ def collate_tokens(
     """Right-pad rows into a batch. Masks come from lengths, so pad and stop token may be the same id.
 
     No rows make a filler: one row of two tokens without loss, which still runs forward and backward.
+
+    Args:
+        input_ids: the tokens of each row.
+        loss_masks: 1 on the tokens of each row that carry loss, else 0. Nothing stands before a row's first token that
+            could predict it, so that one must be 0.
+        window: totals of the optimizer window; ``None`` if nobody planned one.
+
+    Raises:
+        DataError: a mask has another length than its row, or a 1 on the first token.
     """
     if not input_ids:
         filler = torch.zeros(1, 2, dtype=torch.long)
         return TokenBatch(filler, torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2, dtype=torch.bool), window)
+    for number, (row, mask) in enumerate(zip(input_ids, loss_masks, strict=True)):
+        if len(row) != len(mask):
+            raise DataError(f"row {number} of a batch has {len(row)} tokens, but {len(mask)} entries in its loss mask")
+        if len(mask) and mask[0]:
+            raise DataError(
+                f"row {number} of a batch has loss on its first token, which nothing predicts; set loss_mask[0] to 0"
+            )
     ids = pad_rows(input_ids, torch.long)
     lengths = torch.tensor([len(row) for row in input_ids])
     attention = torch.arange(ids.shape[1])[None] < lengths[:, None]

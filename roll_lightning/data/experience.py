@@ -99,7 +99,8 @@ def check_logprobs(rollout: Rollout) -> None:
     """Refuse impossible log-probabilities instead of training on them.
 
     Raises:
-        EngineError: names the prompt, the token and the value.
+        EngineError: names the prompt, the token and the value; also for a response without a prompt, whose first token
+            nothing predicts.
     """
     if not len(rollout.token_ids) == len(rollout.loss_mask) == len(rollout.logprobs):
         raise EngineError(
@@ -107,8 +108,13 @@ def check_logprobs(rollout: Rollout) -> None:
             f"{len(rollout.loss_mask)} mask entries and {len(rollout.logprobs)} log-probabilities; the engine must "
             f"give one for each"
         )
+    if rollout.loss_mask and rollout.loss_mask[0]:
+        raise EngineError(
+            f"the rollout of prompt {rollout.prompt.id} begins with a token of the policy; its prompt must have one at "
+            f"least, since nothing predicts the first token"
+        )
     for place, (logprob, trained) in enumerate(zip(rollout.logprobs, rollout.loss_mask, strict=True)):
-        if trained and not -math.inf < logprob <= LOGPROB_SLACK:
+        if trained and (logprob is None or not -math.inf < logprob <= LOGPROB_SLACK):
             raise EngineError(
                 f"the engine gave log-probability {logprob} for token {place} of prompt {rollout.prompt.id}; "
                 f"a log-probability is finite and at most 0"

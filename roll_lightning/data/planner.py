@@ -1,7 +1,7 @@
 """The batch planner: which rows make an optimizer window, and how a window is cut into micro-batches for each rank.
 
-Every window has exactly ``accumulate_grad_batches`` micro-batches on every rank; where rows are missing, a micro-batch is
-empty and the loader fills it with a row of weight zero, so that collectives stay aligned. Each window carries the
+Every window has exactly ``accumulate_grad_batches`` micro-batches on every rank; where rows are missing, a micro-batch
+is empty and the loader fills it with a row of weight zero, so that collectives stay aligned. Each window carries the
 denominators of its loss over all ranks, so that loss and gradient do not depend on the cut.
 """
 
@@ -117,8 +117,8 @@ class BatchPlanner:
     def _partition(self, lengths: list[int]) -> list[tuple[int, int]]:
         """Cut lengths (longest first) into at most ranks x accumulate parts whose largest is as small as can be."""
         slots = self.ranks * self.accumulate
-        if not lengths or slots == 1:
-            return [(0, len(lengths))]
+        if not lengths:
+            return []
         low, high = lengths[0], lengths[0] * len(lengths)
         while low < high:
             middle = (low + high) // 2
