@@ -12,6 +12,7 @@ from torch import Tensor
 
 from roll_lightning.callbacks.disk import room_on_disk
 from roll_lightning.errors import CheckpointError
+from roll_lightning.models.quiet import no_progress_bars
 from roll_lightning.strategies.together import together
 
 
@@ -60,7 +61,7 @@ def _write(target: Path, module: Any, weights: dict[str, Tensor]) -> None:
     weights |= {name: buffer for name, buffer in hf.state_dict().items() if name not in weights and _own(name, hf)}
     partial.mkdir(parents=True)
     try:
-        with room_on_disk(partial, "the Hugging Face export"):
+        with room_on_disk(partial, "the Hugging Face export"), no_progress_bars():
             hf.save_pretrained(partial, state_dict=weights)
             module.tokenizer.save_pretrained(partial)
     except CheckpointError:

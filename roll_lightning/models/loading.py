@@ -13,6 +13,7 @@ from torch import nn
 
 from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
+from roll_lightning.models.quiet import no_progress_bars
 
 DType = Literal["float32", "bfloat16", "float16"]
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -87,7 +88,8 @@ def load_causal_lm(config: PolicyConfig, seed: int, dropout: bool = True) -> nn.
         turn_off_dropout(model_config)
     # What can be wrong with a model's files is open-ended: safetensors and config checks have errors of their own.
     try:
-        model, missing = _load(config, model_config, seed)
+        with no_progress_bars():
+            model, missing = _load(config, model_config, seed)
     except Exception as error:
         raise _cannot_load(config, error) from error
     if missing:

@@ -1,0 +1,20 @@
+"""Keeps bars of ``transformers`` out of the output; ours says what is loaded and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Inside, ``transformers`` shows no progress bars; after, it does what it did before."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
