@@ -44,8 +44,10 @@ class SingleTurnCollector(Collector):
         return rollouts
 
     def _request(self, task: RolloutTask, sample: int, iteration: int, purpose: Purpose) -> Request:
-        # Two groups of one prompt in one iteration must differ, so the group's number is part of the seed.
-        seed = derive_seed(self.seed, purpose, iteration, task.prompt.id, task.group, sample)
+        # Two groups of one prompt in one iteration must differ; elsewhere a prompt comes once, and the number of its
+        # group depends on the ranks.
+        group = task.group if purpose == "train" else 0
+        seed = derive_seed(self.seed, purpose, iteration, task.prompt.id, group, sample)
         params = self.greedy if task.greedy else self.sampling
         return Request(task.prompt.token_ids, params, seed, task.group)
 
