@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from roll_lightning.callbacks.exact_resume import resume_position
@@ -112,7 +113,7 @@ class RLVRDataModule(PlannedDataModule):
         if stage in ("fit", "validate", "test") and self.val_file:
             self.val_prompts = self.val_prompts or self.load_prompts(self.val_file)
         if stage in ("validate", "test") and not self.val_file:
-            raise ConfigError(f"data.val_file is not set, so there is nothing to {stage}")
+            raise ConfigError(f"data.val_file is not set, so there is nothing to {TrainerFn(stage).value}")
         if stage == "predict":
             file = self.predict_file or self.val_file
             if not file:

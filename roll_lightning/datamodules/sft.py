@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from roll_lightning.data.batch import TokenBatch, WindowTotals, collate_tokens
@@ -68,7 +69,7 @@ class SFTDataModule(PlannedDataModule):
             self.train_rows = self.train_rows or self.load_rows(self.train_file)
             self.planner.check_fits([len(row.input_ids) for row in self.train_rows])
         if stage in ("validate", "test") and not self.val_file:
-            raise ConfigError(f"data.val_file is not set, so there is nothing to {stage}")
+            raise ConfigError(f"data.val_file is not set, so there is nothing to {TrainerFn(stage).value}")
         if self.val_file:
             self.val_rows = self.val_rows or self.load_rows(self.val_file)
 
