@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 
 from roll_lightning.callbacks.weight_sync import WeightSyncCallback
 from roll_lightning.collectors.base import Collector, Purpose, RolloutTask
@@ -131,9 +130,8 @@ class RolloutCallback(Callback):
             self._scorer().close()
         elif self.collector is None and (stage != "fit" or data.val_prompts):
             raise ConfigError(
-                f"rollout.rewards is empty; training from rollout.replay_dir needs none, but to {TrainerFn(stage).value} with "
-                f"{'data.val_file ' if stage == 'fit' else ''}does: name a reward"
-                + (", or leave data.val_file out" if stage == "fit" else "")
+                "rollout.rewards is empty; training from rollout.replay_dir needs none, but whatever answers data.val_file "
+                "or data.predict_file does: name a reward, or leave the file out"
             )
         if self.collector is None and self.engine is None:
             from roll_lightning.engines.hf import HFEngine
