@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from runs.faulty_reward import Faulty
 from runs.tiny_run import make_task, make_trainer, rlvr_data, rlvr_module, rollout_callback, sft_data, sft_module
 from tiny import sorting_rows, write_jsonl
 
-from roll_lightning.data.types import Rollout
 from roll_lightning.errors import ConfigError, DataError, RewardError, RollLightningError
 from roll_lightning.models.loading import PolicyConfig
 from roll_lightning.modules.rlvr import KLConfig, RLVRModule
 from roll_lightning.modules.sft import SFTModule
-from roll_lightning.rewards.base import RewardFunction
 from roll_lightning.rewards.exact_match import ExactMatch
 from roll_lightning.rewards.length import LengthPenalty
 
@@ -170,27 +169,6 @@ class TestData:
 )
 def test_settings(make, words):
     refused(make, ConfigError, *words)
-
-
-class Faulty(RewardFunction):
-    """Misbehaves on the fifth answer."""
-
-    def __init__(self, how: str) -> None:
-        self.how = how
-
-    def __call__(self, rollouts: list[Rollout]) -> list[Any]:
-        import os
-        import time
-
-        if (rollouts[0].group, rollouts[0].sample) != (1, 0):
-            return [float(len(rollouts[0].text) % 2)]
-        if self.how == "raises":
-            raise ValueError("no such thing")
-        if self.how == "hangs":
-            time.sleep(60)
-        if self.how == "ends":
-            os._exit(3)
-        return [float("nan")] if self.how == "nan" else [1.0, 2.0]
 
 
 @pytest.mark.parametrize("how", ["raises", "hangs", "ends", "nan", "count"])

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Callback
 from spine.forked import run_forked
-from spine.runs import assert_same_end, go, log
 from spine.toy import run
+from spine.toy_runs import assert_same_end, go, log
 
 from roll_lightning.callbacks import checkpoint as checkpoint_file
 from roll_lightning.callbacks.checkpoint import complete_checkpoints, marker, newest_checkpoint

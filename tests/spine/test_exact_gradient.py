@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from spine.runs import go, weights
+from spine.toy_runs import go, weights
 
 SGD = {"optimizer": "sgd", "dropout": 0.0, "max_steps": 4}
 

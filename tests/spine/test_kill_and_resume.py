@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spine.runs import assert_same_end, go, log
+from spine.toy_runs import assert_same_end, go, log
 
 BATCHES = 3 * 4 * 2  # iterations x windows (2 per pass, 2 passes) x micro-batches
 LIMITS = {"max_epochs": {"max_epochs": 3}, "max_steps": {"max_steps": 11}, "both": {"max_epochs": 3, "max_steps": 12}}

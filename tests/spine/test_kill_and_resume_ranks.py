@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from spine.runs import assert_same_end, go
+from spine.toy_runs import assert_same_end, go
 
 LIMITS = {"max_epochs": {"max_epochs": 2}, "max_steps": {"max_steps": 7}}
 
