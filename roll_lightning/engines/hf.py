@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from roll_lightning.engines.decode_batch import DecodeBatch, PromptStates, Trans
 from roll_lightning.engines.sampling import UniformStreams, draw_tokens
 from roll_lightning.engines.stopping import StopStrings, cut_at_stop
 from roll_lightning.errors import ConfigError, EngineError
+from roll_lightning.models.modes import eval_mode
 
 PromptKey = tuple[int, tuple[int, ...]]
 
@@ -87,7 +87,7 @@ class HFEngine(Engine):
         self._check(requests)
         stop_strings = StopStrings(self._tokenizer, requests)
         transcript = Transcript()
-        with torch.no_grad(), _eval_mode(self._policy):
+        with torch.no_grad(), eval_mode(self._policy):
             self._run(requests, stop_strings, transcript)
             self._wait_for_other_ranks()
         return self._completions(requests, transcript) if requests else []
@@ -270,18 +270,3 @@ class _PromptQueue:
 
 def _max_positions(config: Any) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
-@contextmanager
-def _eval_mode(policy: Any) -> Iterator[None]:
-    """Eval mode inside (dropout off; gradient checkpointing, which refuses caches, too), each module's own mode after.
-
-    Restored module by module: ``policy.train()`` would also wake up what the user had frozen in eval mode.
-    """
-    modes = [(module, module.training) for module in policy.modules()]
-    policy.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from roll_lightning.errors import ConfigError
 from roll_lightning.functional.logprobs import DEFAULT_CHUNK_ELEMENTS, TokenLogprobs, count_chunks, token_logprobs
+from roll_lightning.models.modes import eval_mode
 
 
 class CausalPolicy(nn.Module):
@@ -100,17 +101,15 @@ class CausalPolicy(nn.Module):
         Raises:
             ConfigError: they differ, so the model changes its logits in a way that is not known here.
         """
-        was_training = self.training
-        self.eval()
         ids = (torch.arange(8, device=self.device) * 7 % self.vocab_size)[None]
         head = self.hf.get_output_embeddings()
         handle = head.register_forward_hook(lambda module, inputs, output: _blow_up(output))  # noqa: ARG005
         try:
-            ours = self(ids, torch.ones_like(ids, dtype=torch.bool)).logprobs[0, 1:]
-            logits = self.hf(input_ids=ids, use_cache=False).logits[0, :-1].float()
+            with eval_mode(self):
+                ours = self(ids, torch.ones_like(ids, dtype=torch.bool)).logprobs[0, 1:]
+                logits = self.hf(input_ids=ids, use_cache=False).logits[0, :-1].float()
         finally:
             handle.remove()
-            self.train(was_training)
         plain = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         tolerance = 1e-3 if torch.finfo(head.weight.dtype).bits >= 32 else 0.2
         if not torch.allclose(ours.float(), plain, atol=tolerance, rtol=tolerance):

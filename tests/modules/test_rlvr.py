@@ -100,7 +100,7 @@ def test_T22_engine_and_trainer_agree(folder, tmp_path, temperature):
 
 @pytest.mark.parametrize("data", [{"batch_size": 16}, {"batch_size": 8}, {"batch_size": 4, "ppo_epochs": 2}])
 def test_T24_T28_the_first_ratio_is_1_to_the_bit_and_later_ones_are_not(folder, tmp_path, data):
-    _, watch = train(folder, tmp_path, data=data, accumulate=2)
+    _, watch = train(folder, tmp_path, data=data, accumulate=2, rollout={"temperature": 1.5})
     assert watch.windows[0]["actor/ratio_max"] == watch.windows[0]["actor/ratio_min"] == 1.0
     for window in watch.windows[1:]:
         assert window["actor/ratio_max"] > 1.001
