@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,8 @@ def evaluate(policy: Path, seed: int, from_scratch: bool) -> dict[str, Any]:
     from roll_lightning.modules.rlvr import RLVRModule
     from roll_lightning.rewards.exact_match import ExactMatch
 
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.simplefilter("ignore")
     seed_everything(seed, verbose=False)
     module = RLVRModule(PolicyConfig(str(policy), from_scratch=from_scratch))
     data = RLVRDataModule(val_file=str(ROOT / "data/eval.jsonl"), seed=seed)
