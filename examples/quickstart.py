@@ -78,7 +78,7 @@ def evaluate(policy: Path, seed: int, from_scratch: bool) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     seed_everything(seed, verbose=False)
     module = RLVRModule(PolicyConfig(str(policy), from_scratch=from_scratch))
-    data = RLVRDataModule(val_file=str(ROOT / "data/eval.jsonl"), seed=seed)
+    data = RLVRDataModule(val=str(ROOT / "data/eval.jsonl"), seed=seed)
     trainer = Trainer(
         accelerator="cpu",
         logger=False,

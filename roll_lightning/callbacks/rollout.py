@@ -130,8 +130,8 @@ class RolloutCallback(Callback):
             self._scorer().close()
         elif self.collector is None and (stage != "fit" or data.val_prompts):
             raise ConfigError(
-                "rollout.rewards is empty; training from rollout.replay_dir needs none, but answering data.val_file or "
-                "data.predict_file does: name a reward, or leave the file out"
+                "rollout.rewards is empty; training from rollout.replay_dir needs none, but answering data.val or "
+                "data.predict does: name a reward, or leave the file out"
             )
         if self.collector is None and self.engine is None:
             from roll_lightning.engines.hf import HFEngine

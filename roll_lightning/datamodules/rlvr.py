@@ -27,9 +27,9 @@ class RLVRDataModule(PlannedDataModule):
     """Tasks with verifiable answers. One epoch of the trainer is one rollout iteration.
 
     Args:
-        train_file: JSONL with a prompt (text or messages) and an answer in each row.
-        val_file: the same for validation and testing.
-        predict_file: the same for ``predict``; ``None`` takes ``val_file``.
+        train: JSONL with a prompt (text or messages) and an answer in each row.
+        val: the same for validation and testing.
+        predict: the same for ``predict``; ``None`` takes ``val``.
         batch_size: samples per optimizer step over all ranks.
         ppo_epochs: passes over the rollouts of an iteration.
         answer_column: the column that a verifier compares with; ``None`` for rewards that need no answer.
@@ -42,9 +42,9 @@ class RLVRDataModule(PlannedDataModule):
 
     def __init__(
         self,
-        train_file: str | None = None,
-        val_file: str | None = None,
-        predict_file: str | None = None,
+        train: str | None = None,
+        val: str | None = None,
+        predict: str | None = None,
         batch_size: int = 256,
         ppo_epochs: int = 1,
         answer_column: str | None = "answer",
@@ -57,7 +57,7 @@ class RLVRDataModule(PlannedDataModule):
         super().__init__(batch_size, max_tokens_per_micro_batch, seed)
         if ppo_epochs < 1:
             raise ConfigError(f"data.ppo_epochs is {ppo_epochs}; it must be 1 or more")
-        self.train_file, self.val_file, self.predict_file = train_file, val_file, predict_file
+        self.train, self.val, self.predict = train, val, predict
         self.ppo_epochs = ppo_epochs
         self.answer_column = answer_column
         self.max_prompt_length = max_prompt_length
@@ -105,19 +105,19 @@ class RLVRDataModule(PlannedDataModule):
         super().setup(stage)
         if stage == "fit":
             self._check_division()
-            if not self.train_file:
-                raise ConfigError("data.train_file is not set; give the JSONL file of training prompts")
-            self.train_prompts = self.train_prompts or self.load_prompts(self.train_file)
+            if not self.train:
+                raise ConfigError("data.train is not set; give the JSONL file of training prompts")
+            self.train_prompts = self.train_prompts or self.load_prompts(self.train)
             self._check_enough_prompts()
             self._check_budget()
-        if stage in ("fit", "validate", "test") and self.val_file:
-            self.val_prompts = self.val_prompts or self.load_prompts(self.val_file)
-        if stage in ("validate", "test") and not self.val_file:
-            raise ConfigError(f"data.val_file is not set, so there is nothing to {TrainerFn(stage).value}")
+        if stage in ("fit", "validate", "test") and self.val:
+            self.val_prompts = self.val_prompts or self.load_prompts(self.val)
+        if stage in ("validate", "test") and not self.val:
+            raise ConfigError(f"data.val is not set, so there is nothing to {TrainerFn(stage).value}")
         if stage == "predict":
-            file = self.predict_file or self.val_file
+            file = self.predict or self.val
             if not file:
-                raise ConfigError("neither data.predict_file nor data.val_file is set, so there is nothing to predict")
+                raise ConfigError("neither data.predict nor data.val is set, so there is nothing to predict")
             self.predict_prompts = self.predict_prompts or self.load_prompts(file)
 
     def _check_division(self) -> None:
@@ -136,7 +136,7 @@ class RLVRDataModule(PlannedDataModule):
         wanted, have = self.rollout.prompts_per_iteration, len(self.train_prompts)
         if wanted > have:
             raise ConfigError(
-                f"rollout.prompts_per_iteration {wanted} is more than the {have} prompts of {self.train_file}; "
+                f"rollout.prompts_per_iteration {wanted} is more than the {have} prompts of {self.train}; "
                 f"set it to {have} or less"
             )
 

@@ -21,8 +21,8 @@ class SFTDataModule(PlannedDataModule):
     """JSONL rows of messages, or of prompt and completion.
 
     Args:
-        train_file: JSONL with ``messages``, or ``prompt`` and ``completion``, in each row.
-        val_file: the same for validation and testing; ``None`` for none.
+        train: JSONL with ``messages``, or ``prompt`` and ``completion``, in each row.
+        val: the same for validation and testing; ``None`` for none.
         batch_size: rows per optimizer step over all ranks; the last step of an epoch may have fewer.
         max_length: longest row in tokens.
         overlong: what becomes of a longer row: ``"truncate"``, ``"drop"`` or ``"error"``; the first two are counted.
@@ -33,8 +33,8 @@ class SFTDataModule(PlannedDataModule):
 
     def __init__(
         self,
-        train_file: str | None = None,
-        val_file: str | None = None,
+        train: str | None = None,
+        val: str | None = None,
         batch_size: int = 64,
         max_length: int = 2048,
         overlong: Literal["truncate", "drop", "error"] = "truncate",
@@ -45,7 +45,7 @@ class SFTDataModule(PlannedDataModule):
         super().__init__(batch_size, max_tokens_per_micro_batch, seed)
         if val_batch_size < 1:
             raise ConfigError(f"data.val_batch_size is {val_batch_size}; it must be 1 or more")
-        self.train_file, self.val_file = train_file, val_file
+        self.train, self.val = train, val
         self.max_length = max_length
         self.overlong = overlong
         self.val_batch_size = val_batch_size
@@ -64,14 +64,14 @@ class SFTDataModule(PlannedDataModule):
         """Read the rows and check that every window fits the token budget."""
         super().setup(stage)
         if stage == "fit":
-            if not self.train_file:
-                raise ConfigError("data.train_file is not set; give a JSONL file of training rows")
-            self.train_rows = self.train_rows or self.load_rows(self.train_file)
+            if not self.train:
+                raise ConfigError("data.train is not set; give a JSONL file of training rows")
+            self.train_rows = self.train_rows or self.load_rows(self.train)
             self.planner.check_fits([len(row.input_ids) for row in self.train_rows])
-        if stage in ("validate", "test") and not self.val_file:
-            raise ConfigError(f"data.val_file is not set, so there is nothing to {TrainerFn(stage).value}")
-        if self.val_file:
-            self.val_rows = self.val_rows or self.load_rows(self.val_file)
+        if stage in ("validate", "test") and not self.val:
+            raise ConfigError(f"data.val is not set, so there is nothing to {TrainerFn(stage).value}")
+        if self.val:
+            self.val_rows = self.val_rows or self.load_rows(self.val)
 
     def windows_per_epoch(self) -> int:
         """Optimizer steps of one pass over the rows."""

@@ -196,7 +196,7 @@ def test_T23_a_filter_leaves_no_comparison(folder, tmp_path):
 def test_names_of_the_documentation_are_logged(folder, tmp_path):
     rows = str(folder / "rows.jsonl")
     rollout = {"validation": ValidationSampling(True, 2)}
-    module, _ = train(folder, tmp_path, data={"val_file": rows}, rollout=rollout, kl=KLConfig("loss"))
+    module, _ = train(folder, tmp_path, data={"val": rows}, rollout=rollout, kl=KLConfig("loss"))
     logged = set(module.trainer.logged_metrics) | set(module.trainer.callback_metrics)
     names = """critic/score/mean critic/score/max critic/rewards/min critic/correct/mean critic/unscored_samples
         critic/reward_component/even/mean group/correct_ratio/mean group/correct_ratio/std

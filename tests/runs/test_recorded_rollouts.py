@@ -46,7 +46,7 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 def test_replay_without_engine_and_rewards_is_the_live_run(task, live, tmp_path):
     replay = {"replay_dir": str(live / "rollouts"), "rewards": None}
-    go(task, tmp_path, rollout=replay, data={"val_file": None})
+    go(task, tmp_path, rollout=replay, data={"val": None})
     assert_same_state(dict(weights(tmp_path)), dict(weights(live)))
 
 
@@ -91,7 +91,7 @@ def test_a_missing_iteration_is_one_line(task, live, tmp_path):
     ("change", "named"),
     [
         ({"data": {"batch_size": 16}}, "data.batch_size changed"),
-        ({"data": {"train_file": "rl_val.jsonl"}}, "the training data changed"),
+        ({"data": {"train": "rl_val.jsonl"}}, "the training data changed"),
         ({"rollout": {"num_generations": 2}}, "rollout.num_generations changed"),
         ({"accumulate_grad_batches": 1}, "trainer.accumulate_grad_batches changed"),
         ({"model": {"hidden_size": 64}}, "hidden_size was 32, now it is 64"),
@@ -106,8 +106,8 @@ def test_what_a_run_began_with_cannot_change(task, live, tmp_path, change, named
         shutil.rmtree(changed / "model")
         write_model(changed / "model", "qwen2", weights=True, **settings)
     arguments = {key: value for key, value in change.items() if key != "model"}
-    if "train_file" in arguments.get("data", {}):
-        arguments["data"] = {"train_file": str(changed / "rl_val.jsonl")}
+    if "train" in arguments.get("data", {}):
+        arguments["data"] = {"train": str(changed / "rl_val.jsonl")}
     epochs = EPOCHS + 1 if change else EPOCHS
 
     def resume() -> None:

@@ -69,21 +69,21 @@ GOOD = json.dumps({"prompt": "12=", "answer": "12", "completion": "12"})
 class TestData:
     @pytest.mark.parametrize("fit", [fit_sft, fit_rlvr])
     def test_missing_file(self, task, tmp_path, fit):
-        refused(lambda: fit(task, tmp_path, {"train_file": str(task / "rl.json")}), DataError, "rl.json", "rl.jsonl")
+        refused(lambda: fit(task, tmp_path, {"train": str(task / "rl.json")}), DataError, "rl.json", "rl.jsonl")
 
     @pytest.mark.parametrize("fit", [fit_sft, fit_rlvr])
     def test_empty_file(self, task, tmp_path, fit):
-        refused(lambda: fit(task, tmp_path, {"train_file": lines(tmp_path / "no.jsonl")}), DataError, "no.jsonl")
+        refused(lambda: fit(task, tmp_path, {"train": lines(tmp_path / "no.jsonl")}), DataError, "no.jsonl")
 
     @pytest.mark.parametrize("fit", [fit_sft, fit_rlvr])
     def test_malformed_row(self, task, tmp_path, fit):
         file = lines(tmp_path / "rows.jsonl", GOOD, '{"prompt": "1=",')
-        refused(lambda: fit(task, tmp_path, {"train_file": file}), DataError, "rows.jsonl:2")
+        refused(lambda: fit(task, tmp_path, {"train": file}), DataError, "rows.jsonl:2")
 
     @pytest.mark.parametrize(("fit", "column"), [(fit_sft, "completion"), (fit_rlvr, "answer")])
     def test_missing_column(self, task, tmp_path, fit, column):
         file = lines(tmp_path / "rows.jsonl", GOOD, '{"prompt": "1=", "answers": "1"}')
-        refused(lambda: fit(task, tmp_path, {"train_file": file}), DataError, column, "rows.jsonl:2")
+        refused(lambda: fit(task, tmp_path, {"train": file}), DataError, column, "rows.jsonl:2")
 
     def test_T33_template_without_generation_marker(self, task, tmp_path):
         row = {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}]}
@@ -91,7 +91,7 @@ class TestData:
         template.write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
         module = SFTModule(PolicyConfig(str(task / "model"), chat_template=str(template)))
         file = str(write_jsonl(tmp_path / "rows.jsonl", [row]))
-        refused(lambda: fit_sft(task, tmp_path, {"train_file": file}, module), ConfigError, "generation", "plain.jinja")
+        refused(lambda: fit_sft(task, tmp_path, {"train": file}, module), ConfigError, "generation", "plain.jinja")
 
     def test_prompt_longer_than_the_limit(self, task, tmp_path):
         refused(
@@ -140,8 +140,8 @@ class TestData:
 
     def test_nothing_to_validate(self, task, tmp_path):
         trainer = make_trainer(tmp_path, [rollout_callback()])
-        data = rlvr_data(task, val_file=None)
-        refused(lambda: trainer.validate(rlvr_module(task), data), ConfigError, "data.val_file", "validate")
+        data = rlvr_data(task, val=None)
+        refused(lambda: trainer.validate(rlvr_module(task), data), ConfigError, "data.val", "validate")
 
     @pytest.mark.parametrize(
         ("rewards", "words"),
@@ -179,7 +179,7 @@ def test_a_faulty_reward_ends_the_run_and_leaves_no_process(task, tmp_path, how)
 
     rollout = {"rewards": [Faulty(how)], "reward_deadline": 1.0}
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    refused(lambda: fit_rlvr(task, tmp_path, {"val_file": None}, rollout), RewardError, "faulty", "rl.jsonl:")
+    refused(lambda: fit_rlvr(task, tmp_path, {"val": None}, rollout), RewardError, "faulty", "rl.jsonl:")
     left = {child.pid for child in psutil.Process().children(recursive=True)} - before
     assert not left
     assert not multiprocessing.active_children()
@@ -187,13 +187,13 @@ def test_a_faulty_reward_ends_the_run_and_leaves_no_process(task, tmp_path, how)
 
 def test_a_faulty_reward_may_cost_its_answer_only(task, tmp_path):
     rollout = {"rewards": [Faulty("hangs")], "reward_deadline": 1.0, "reward_on_error": "none"}
-    trainer = fit_rlvr(task, tmp_path, {"val_file": None}, rollout)
+    trainer = fit_rlvr(task, tmp_path, {"val": None}, rollout)
     assert trainer.callback_metrics["critic/unscored_samples"] == 1
     assert all(p.isfinite().all() for p in trainer.lightning_module.parameters())
 
 
 def test_nothing_could_be_scored(task, tmp_path):
     rows = str(write_jsonl(tmp_path / "rows.jsonl", [{"prompt": row["prompt"]} for row in sorting_rows(8)]))
-    data = {"train_file": rows, "val_file": None, "answer_column": None}
+    data = {"train": rows, "val": None, "answer_column": None}
     rollout = {"rewards": [ExactMatch()]}
     refused(lambda: fit_rlvr(task, tmp_path, data, rollout), RewardError, "iteration 0", "data.answer_column")

@@ -89,7 +89,7 @@ def sft_module(task: Path, **settings: Any) -> SFTModule:
 
 def sft_data(task: Path, **settings: Any) -> SFTDataModule:
     """Four updates per epoch, the last of two rows."""
-    files = {"train_file": str(task / "sft.jsonl"), "val_file": str(task / "sft_val.jsonl")}
+    files = {"train": str(task / "sft.jsonl"), "val": str(task / "sft_val.jsonl")}
     return SFTDataModule(**(files | {"batch_size": 6, "max_length": 32, "val_batch_size": 2} | settings))
 
 
@@ -104,7 +104,7 @@ def rlvr_module(task: Path, kind: type[RLVRModule] = RLVRModule, **settings: Any
 
 def rlvr_data(task: Path, **settings: Any) -> RLVRDataModule:
     """Two passes over 16 samples in steps of 8: four updates per iteration."""
-    files = {"train_file": str(task / "rl.jsonl"), "val_file": str(task / "rl_val.jsonl")}
+    files = {"train": str(task / "rl.jsonl"), "val": str(task / "rl_val.jsonl")}
     return RLVRDataModule(**(files | {"batch_size": 8, "ppo_epochs": 2, "val_batch_size": 3} | settings))
 
 

@@ -183,7 +183,7 @@ def run(
         ],
         **{"max_epochs": -1, **limits},
     )
-    data = ToyDataModule(train_file="toy", val_file="toy", batch_size=4, ppo_epochs=2, val_batch_size=4, seed=0)
+    data = ToyDataModule(train="toy", val="toy", batch_size=4, ppo_epochs=2, val_batch_size=4, seed=0)
     trainer.fit(module, datamodule=data, ckpt_path=resume)
     save_weights(trainer, root / "weights.pt")
     return module
