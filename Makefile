@@ -47,5 +47,5 @@ $(VENV)/core.stamp: pyproject.toml requirements/constraints.txt | $(VENV)/bin/py
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/core.stamp
-	$(PIP) -e '.[dev,deepspeed]'
+	$(PIP) -e '.[dev,deepspeed,gguf,qlora,reasoning-gym]'
 	@touch $@
