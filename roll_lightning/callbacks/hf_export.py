@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from roll_lightning.callbacks.disk import room_on_disk
-from roll_lightning.errors import CheckpointError
+from roll_lightning.errors import CheckpointError, ConfigError
+from roll_lightning.models.adapter_files import save_adapter
+from roll_lightning.models.loading import plain_model
 from roll_lightning.models.quiet import no_progress_bars
 from roll_lightning.strategies.together import together
 
@@ -19,14 +23,27 @@ from roll_lightning.strategies.together import together
 class HFExport(Callback):
     """Writes weights, config and tokenizer so that ``transformers`` loads them; the newest export replaces the last.
 
+    A policy with LoRA adapters is exported as an adapter in PEFT's format, or merged as a whole model.
+
     Args:
         dirpath: folder of the export; ``None`` takes ``<trainer.default_root_dir>/hf``.
         per_step: keep one folder per checkpoint, ``<dirpath>/step=<n>``, instead of the newest only.
+        merge: add LoRA adapters to the weights and export the whole model.
+
+    Raises:
+        ConfigError: at set-up, for ``merge`` without LoRA.
     """
 
-    def __init__(self, dirpath: str | None = None, per_step: bool = False) -> None:
+    def __init__(self, dirpath: str | None = None, per_step: bool = False, merge: bool = False) -> None:
         self.dirpath = dirpath
         self.per_step = per_step
+        self.merge = merge
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Refuse what would not be done."""
+        module: Any = pl_module
+        if self.merge and module.policy_config.lora is None:
+            raise ConfigError("export.merge is true, but model.policy.lora is not set: there is nothing to merge")
 
     def folder(self, trainer: Trainer) -> Path:
         """Where the next export goes."""
@@ -40,37 +57,51 @@ class HFExport(Callback):
             CheckpointError: the disk is full; the last export and the earlier checkpoints are whole.
         """
         module: Any = pl_module
+        adapter = module.policy_config.lora is not None and not self.merge
         weights: dict[str, Tensor] = {}
-        for name, value in module.named_weights():
+        for name, value in module.named_adapter_weights() if adapter else module.named_weights():
             if trainer.is_global_zero:
                 weights[name] = value.cpu().clone()
+        write = partial(_write_adapter if adapter else _write_model, module=module, weights=weights)
         folder = self.folder(trainer)
-        together(lambda: _write(folder, module, weights) if trainer.is_global_zero else None)
+        together(lambda: _replace(folder, write) if trainer.is_global_zero else None)
 
 
-def _write(target: Path, module: Any, weights: dict[str, Tensor]) -> None:
+def _replace(target: Path, write: Callable[[Path], None]) -> None:
     """Write beside the target, then put it in its place."""
-    partial = target.with_name(target.name + ".partial")
+    beside = target.with_name(target.name + ".partial")
     old = target.with_name(target.name + ".old")
     if old.exists() and not target.exists():
         # A kill between the two renames below: this is the only whole export.
         os.replace(old, target)
-    for leftover in (partial, old):
+    for leftover in (beside, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    hf = module.policy.hf
-    weights |= {name: buffer for name, buffer in hf.state_dict().items() if name not in weights and _own(name, hf)}
-    partial.mkdir(parents=True)
+    beside.mkdir(parents=True)
     try:
-        with room_on_disk(partial, "the Hugging Face export"), no_progress_bars():
-            hf.save_pretrained(partial, state_dict=weights)
-            module.tokenizer.save_pretrained(partial)
+        with room_on_disk(beside, "the Hugging Face export"), no_progress_bars():
+            write(beside)
     except CheckpointError:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(beside, ignore_errors=True)
         raise
     if target.exists():
         os.replace(target, old)
-    os.replace(partial, target)
+    os.replace(beside, target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_model(folder: Path, module: Any, weights: dict[str, Tensor]) -> None:
+    hf = module.policy.hf
+    weights |= {name: buffer for name, buffer in hf.state_dict().items() if name not in weights and _own(name, hf)}
+    if module.policy_config.lora is not None:
+        # Saved through a plain model: the policy's modules are named, and may be quantised, as adapters want it.
+        hf = plain_model(hf.config)
+    hf.save_pretrained(folder, state_dict=weights)
+    module.tokenizer.save_pretrained(folder)
+
+
+def _write_adapter(folder: Path, module: Any, weights: dict[str, Tensor]) -> None:
+    save_adapter(folder, module.policy.hf, weights, module.policy_config.path, module.policy.base_digest)
+    module.tokenizer.save_pretrained(folder)
 
 
 def _own(name: str, hf: Any) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import ModelParallelStrategy
 
 from roll_lightning.callbacks.weight_sync import WeightSyncCallback
 from roll_lightning.collectors.base import Collector, Purpose, RolloutTask
@@ -21,6 +20,7 @@ from roll_lightning.data.types import Rollout
 from roll_lightning.engines.base import Engine, SamplingParams
 from roll_lightning.errors import ConfigError, DataError, RewardError
 from roll_lightning.metrics.rollouts import experience_metrics, rollout_metrics
+from roll_lightning.models.sharding import is_sharded
 from roll_lightning.rewards.base import RewardFunction
 from roll_lightning.rewards.pool import OnError
 from roll_lightning.rewards.scorer import RewardScorer
@@ -212,7 +212,7 @@ class RolloutCallback(Callback):
         data: Any = trainer.datamodule
         assert self.engine is not None, "setup gives an engine"
         self.engine.bind(module.policy, module.tokenizer)
-        if isinstance(trainer.strategy, ModelParallelStrategy) and isinstance(self.engine, HFEngine):
+        if is_sharded(trainer.strategy) and isinstance(self.engine, HFEngine):
             self.engine.set_lockstep(partial(any_rank, device=trainer.strategy.root_device))
         sampling = SamplingParams(
             max_new_tokens=self.max_new_tokens,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from roll_lightning.errors import ConfigError
 from roll_lightning.functional.logprobs import DEFAULT_CHUNK_ELEMENTS, TokenLogprobs, count_chunks, token_logprobs
+from roll_lightning.models.full_tensors import is_zero3_parameter
 from roll_lightning.models.modes import eval_mode
 
 
@@ -19,10 +20,14 @@ class CausalPolicy(nn.Module):
     Args:
         hf: the model.
         max_chunk_elements: most logits that exist at once while tokens are scored.
+        base_digest: of the weights below its adapters; ``None`` without adapters, or where it cannot be taken.
     """
 
-    def __init__(self, hf: nn.Module, max_chunk_elements: int = DEFAULT_CHUNK_ELEMENTS) -> None:
+    def __init__(
+        self, hf: nn.Module, max_chunk_elements: int = DEFAULT_CHUNK_ELEMENTS, base_digest: str | None = None
+    ) -> None:
         super().__init__()
+        self.base_digest = base_digest
         self.hf: Any = hf
         self.max_chunk_elements = max_chunk_elements
 
@@ -74,7 +79,7 @@ class CausalPolicy(nn.Module):
 
     def _chunks_of_any_rank(self, positions: Tensor) -> int:
         """Calls of the head that every rank must make: under ZeRO-3 each is a collective."""
-        if not any(hasattr(parameter, "ds_id") for parameter in self.hf.get_output_embeddings().parameters()):
+        if not any(map(is_zero3_parameter, self.hf.get_output_embeddings().parameters())):
             return 1
         chunks = torch.tensor(count_chunks(positions, self.vocab_size, self.max_chunk_elements), device=self.device)
         torch.distributed.all_reduce(chunks, torch.distributed.ReduceOp.MAX)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -13,8 +15,13 @@ from torch import nn
 
 from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
+from roll_lightning.models.adapter_files import add_adapter, check_adapter_folder, is_adapter_folder, weights_digest
+from roll_lightning.models.causal_lm import CausalPolicy
+from roll_lightning.models.full_tensors import full_tensors
+from roll_lightning.models.lora import LoraConfig
 from roll_lightning.models.quiet import no_progress_bars
 
+Bits = Literal[4, 8]
 DType = Literal["float32", "bfloat16", "float16"]
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -32,6 +39,9 @@ class PolicyConfig:
             products over float32 master weights.
         attn_implementation: how transformers computes attention (sdpa, eager, flash_attention_2, …).
         gradient_checkpointing: compute activations again in backward instead of keeping them.
+        lora: train adapters on frozen weights; ``None`` trains all weights.
+        quantize_bits: keep the frozen weights in 4 (NF4, QLoRA, arXiv 2305.14314) or 8 bits; needs ``lora``, and
+            bitsandbytes (``pip install 'roll-lightning[qlora]'``).
     """
 
     path: str
@@ -41,18 +51,57 @@ class PolicyConfig:
     dtype: DType = "float32"
     attn_implementation: str = "sdpa"
     gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
+    quantize_bits: Bits | None = None
 
     def __post_init__(self) -> None:
+        if self.quantize_bits not in (None, *get_args(Bits)):
+            raise ConfigError(f"model.policy.quantize_bits is {self.quantize_bits}; it must be 4 or 8")
+        if self.quantize_bits is not None and (self.lora is None or self.from_scratch):
+            raise ConfigError(
+                f"model.policy.quantize_bits is {self.quantize_bits}, but quantised weights cannot be trained: set "
+                f"model.policy.lora as well, on a model with weights (from_scratch: false)"
+            )
         if self.dtype not in get_args(DType):
             raise ConfigError(f"model.policy.dtype is {self.dtype!r}; it must be one of {', '.join(get_args(DType))}")
 
 
-def check_model_path(config: PolicyConfig) -> None:
-    """Find a wrong path before anything is loaded.
+def check_policy(config: PolicyConfig) -> None:
+    """Find wrong paths and missing libraries before anything is loaded.
 
     Raises:
-        ConfigError: a local folder is missing, or is no model.
+        ConfigError: a local folder is missing, or is no model (or adapter), or bitsandbytes is not installed.
     """
+    _check_model_path(config)
+    if config.lora is not None:
+        check_adapter_folder(config.lora)
+    if config.quantize_bits is not None and find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"model.policy.quantize_bits is {config.quantize_bits}, but bitsandbytes is not installed; "
+            "pip install 'roll-lightning[qlora]'"
+        )
+
+
+def load_policy(config: PolicyConfig, seed: int, dropout: bool = True) -> CausalPolicy:
+    """A policy with its adapters, not yet sharded (but under ZeRO-3, see :mod:`roll_lightning.models.zero3`).
+
+    Args:
+        config: which.
+        seed: of random weights; the global random state is left alone.
+        dropout: false sets every dropout to 0, as reinforcement learning needs (else no ratio is 1).
+
+    Raises:
+        ConfigError: model or adapter cannot be loaded, or do not belong together.
+    """
+    hf = load_causal_lm(config, seed, dropout)
+    if config.lora is None:
+        return CausalPolicy(hf)
+    digest = None if config.quantize_bits else weights_digest(full_tensors(hf))
+    add_adapter(hf, config.lora, seed, digest)
+    return CausalPolicy(hf, base_digest=digest)
+
+
+def _check_model_path(config: PolicyConfig) -> None:
     folder = Path(config.path).expanduser()
     if not config.path:
         raise ConfigError("model.policy.path is empty; give a folder with config.json, or a hub name")
@@ -62,6 +111,12 @@ def check_model_path(config: PolicyConfig) -> None:
                 f"model.policy.path {config.path} does not exist; give a folder with config.json, or a hub name"
             )
         return
+    if is_adapter_folder(folder):
+        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise ConfigError(
+            f"model.policy.path {config.path} is an adapter; set model.policy.path to its base model {base} and "
+            f"model.policy.lora.path to {config.path}"
+        )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.policy.path {config.path} has no config.json; give a folder of a Hugging Face model")
     if not config.from_scratch and not _has_weights(folder):
@@ -82,7 +137,7 @@ def load_causal_lm(config: PolicyConfig, seed: int, dropout: bool = True) -> nn.
     Raises:
         ConfigError: it cannot be loaded, or some of its weights are missing.
     """
-    check_model_path(config)
+    _check_model_path(config)
     model_config = load_model_config(config)
     if not dropout:
         turn_off_dropout(model_config)
@@ -116,6 +171,17 @@ def load_model_config(config: PolicyConfig) -> Any:
         raise _cannot_load(config, error) from error
 
 
+def plain_model(model_config: Any) -> Any:
+    """A model of this config without quantisation, adapters and memory: its weights are on the meta device."""
+    from transformers import AutoModelForCausalLM
+
+    model_config = copy.deepcopy(model_config)
+    if hasattr(model_config, "quantization_config"):
+        del model_config.quantization_config
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(model_config)
+
+
 def max_positions(config: PolicyConfig) -> int | None:
     """Tokens that the model has positions for; ``None`` for a model without such a limit.
 
@@ -133,6 +199,8 @@ def _load(config: PolicyConfig, model_config: Any, seed: int) -> tuple[Any, list
         "dtype": getattr(torch, config.dtype),
         "attn_implementation": config.attn_implementation,
     }
+    if config.quantize_bits is not None:
+        settings |= {"quantization_config": _quantization(config)}
     if config.from_scratch:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -141,6 +209,19 @@ def _load(config: PolicyConfig, model_config: Any, seed: int) -> tuple[Any, list
         _source(config), config=model_config, output_loading_info=True, **settings
     )
     return loaded[0], sorted(loaded[1]["missing_keys"])
+
+
+def _quantization(config: PolicyConfig) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    if config.quantize_bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, config.dtype),
+    )
 
 
 def _source(config: PolicyConfig) -> str:

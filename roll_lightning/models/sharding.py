@@ -1,16 +1,24 @@
-"""Weights under FSDP2 and ZeRO-3: how they are cut, and how they are put together again."""
+"""How policies are cut into shards under FSDP2, and which strategies cut at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor, nn
+from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy, Strategy
+from torch import nn
 
 from roll_lightning.models.causal_lm import CausalPolicy
+
+
+def is_sharded(strategy: Strategy) -> bool:
+    """Whether weights lie in shards, so that a forward pass is a collective: FSDP2 and ZeRO-3."""
+    return isinstance(strategy, ModelParallelStrategy) or is_zero3(strategy)
+
+
+def is_zero3(strategy: Strategy) -> bool:
+    """Whether the strategy is DeepSpeed's ZeRO stage 3."""
+    return isinstance(strategy, DeepSpeedStrategy) and bool(strategy.zero_stage_3)
 
 
 def shard_policy(policy: CausalPolicy, module: LightningModule) -> None:
@@ -30,22 +38,3 @@ def shard_policy(policy: CausalPolicy, module: LightningModule) -> None:
 def _decoder_layers(hf: Any) -> list[nn.Module]:
     names = set(getattr(hf, "_no_split_modules", None) or [])
     return [layer for layer in hf.modules() if type(layer).__name__ in names]
-
-
-def full_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and full, detached tensor of each parameter, one after the other.
-
-    Collective under sharding: every rank must run through all of them. A tensor is valid until the next is asked for.
-    """
-    for name, parameter in model.named_parameters():
-        with _gathered(parameter):
-            value: Any = parameter.detach()
-            yield name, value.full_tensor() if hasattr(value, "full_tensor") else value
-
-
-def _gathered(parameter: nn.Parameter) -> Any:
-    if not hasattr(parameter, "ds_id"):
-        return nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters([parameter])

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -17,9 +17,12 @@ from roll_lightning.errors import CheckpointError, ConfigError
 from roll_lightning.functional.logprobs import TokenLogprobs
 from roll_lightning.metrics.weighted import WeightedMeans
 from roll_lightning.models.causal_lm import CausalPolicy
-from roll_lightning.models.loading import PolicyConfig, check_model_path, load_causal_lm, model_facts
-from roll_lightning.models.sharding import full_tensors, shard_policy
+from roll_lightning.models.full_tensors import full_tensors
+from roll_lightning.models.loading import PolicyConfig, check_policy, load_policy, model_facts
+from roll_lightning.models.lora import adapter_facts, adapter_tensors, merged_tensors
+from roll_lightning.models.sharding import is_sharded, is_zero3, shard_policy
 from roll_lightning.models.tokenizer import load_tokenizer, stop_token_ids
+from roll_lightning.models.zero3 import load_in_shards
 from roll_lightning.modules.base import BaseModule
 from roll_lightning.modules.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
 
@@ -79,12 +82,8 @@ class LanguageModule(BaseModule):
 
     def setup(self, stage: str) -> None:  # noqa: ARG002
         """Find wrong paths before a model loads."""
-        check_model_path(self.policy_config)
-        if getattr(self.trainer.strategy, "zero_stage_3", False):
-            raise ConfigError(
-                "trainer.strategy is DeepSpeed stage 3, under which language models are not loaded yet; use DeepSpeed "
-                "stage 1 or 2, FSDP2 (ModelParallelStrategy), or ddp"
-            )
+        check_policy(self.policy_config)
+        self._check_lora()
         self.window_metrics = self.make_window_metrics()
 
     def configure_model(self) -> None:
@@ -92,7 +91,8 @@ class LanguageModule(BaseModule):
         if self.policy is not None:
             return
         self.policy = self.load_policy(self.policy_config)
-        self.policy.check_logits()
+        if not is_zero3(self.trainer.strategy):
+            self.policy.check_logits()
         if len(self.tokenizer) > self.policy.vocab_size:
             raise ConfigError(
                 f"the tokenizer has {len(self.tokenizer)} tokens, but the model of {self.policy_config.path} only "
@@ -101,8 +101,26 @@ class LanguageModule(BaseModule):
         shard_policy(self.policy, self)
 
     def load_policy(self, config: PolicyConfig) -> CausalPolicy:
-        """A policy on the CPU, not yet sharded."""
-        return CausalPolicy(load_causal_lm(config, int(os.environ.get("PL_GLOBAL_SEED", 0)), self.dropout))
+        """A policy that is not yet sharded, but under ZeRO-3."""
+        with load_in_shards(self.trainer.strategy, config.from_scratch):
+            return load_policy(config, int(os.environ.get("PL_GLOBAL_SEED", 0)), self.dropout)
+
+    def on_fit_start(self) -> None:
+        """Under ZeRO-3 a forward pass works only from here on."""
+        if is_zero3(self.trainer.strategy):
+            self.ready_policy.check_logits()
+
+    def _check_lora(self) -> None:
+        config = self.policy_config
+        if config.lora is not None and config.lora.dropout and not self.dropout:
+            raise ConfigError(
+                f"model.policy.lora.dropout is {config.lora.dropout}; reinforcement learning needs 0, or no ratio is 1"
+            )
+        if config.quantize_bits is not None and is_sharded(self.trainer.strategy):
+            raise ConfigError(
+                f"model.policy.quantize_bits is {config.quantize_bits}, but {type(self.trainer.strategy).__name__} "
+                f"cannot shard quantised weights; use one device, ddp, or DeepSpeed stage 1 or 2"
+            )
 
     def configure_optimizers(self) -> Any:
         """AdamW and a per-step schedule."""
@@ -123,8 +141,13 @@ class LanguageModule(BaseModule):
         return self.ready_policy(batch.input_ids, batch.loss_mask, temperature, entropy)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and full tensor of each weight, one after the other; collective under sharding."""
-        return full_tensors(self.ready_policy.hf)
+        """Name and full tensor of each weight, adapters merged in, one after the other; collective under sharding."""
+        hf = self.ready_policy.hf
+        return full_tensors(hf) if self.policy_config.lora is None else merged_tensors(hf)
+
+    def named_adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and full tensor of each weight of the LoRA adapters; collective under sharding."""
+        return adapter_tensors(self.ready_policy.hf)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:  # noqa: ARG002
         """Log the norm of the gradient before clipping, and the learning rate."""
@@ -143,8 +166,30 @@ class LanguageModule(BaseModule):
                 self.log(name, value, prog_bar=name == f"{self.metric_prefix}/loss")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what the policy is."""
-        checkpoint["policy"] = {"facts": model_facts(self.ready_policy.config), "path": self.policy_config.path}
+        """Add what the policy is; frozen weights are left out where the strategy writes one file."""
+        checkpoint["policy"] = {"facts": self._facts(), "path": self.policy_config.path}
+        if self._saves_adapters_only:
+            frozen = self._frozen_names()
+            state = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: value for name, value in state.items() if name not in frozen}
+
+    def _facts(self) -> dict[str, Any]:
+        policy = self.ready_policy
+        facts = model_facts(policy.config)
+        if self.policy_config.lora is not None:
+            facts |= {"adapter": adapter_facts(policy.hf), "base weights": policy.base_digest}
+        return facts
+
+    @property
+    def _saves_adapters_only(self) -> bool:
+        one_file = isinstance(self.trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        sharded = isinstance(self.trainer.strategy, DeepSpeedStrategy)
+        return self.policy_config.lora is not None and one_file and not sharded
+
+    def _frozen_names(self) -> set[str]:
+        """State-dict entries of the frozen model, quantisation states among them."""
+        trained = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        return {name for name in self.state_dict() if name.startswith("policy.") and name not in trained}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the checkpoint of another model.
@@ -152,14 +197,19 @@ class LanguageModule(BaseModule):
         Raises:
             CheckpointError: names the settings that differ.
         """
-        saved, now = checkpoint.get("policy", {}).get("facts", {}), model_facts(self.ready_policy.config)
-        differing = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key))
-        if saved and differing:
-            key = differing[0]
-            raise CheckpointError(
-                f"the model changed since the checkpoint was written: {key} was {saved.get(key)}, now it is "
-                f"{now.get(key)}"
-                + (f" (and {len(differing) - 1} more settings differ)" if len(differing) > 1 else "")
-                + "; resume with the model that the run began with, or start a new run in another "
-                "trainer.default_root_dir"
-            )
+        _refuse_other_model(checkpoint.get("policy", {}).get("facts", {}), self._facts())
+        if self._saves_adapters_only:
+            own = self.state_dict()
+            checkpoint["state_dict"] |= {name: own[name] for name in self._frozen_names()}
+
+
+def _refuse_other_model(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    differing = sorted(key for key in saved.keys() | now.keys() if saved.get(key) != now.get(key))
+    if not saved or not differing:
+        return
+    key, more = differing[0], len(differing) - 1
+    raise CheckpointError(
+        f"the model changed since the checkpoint was written: {key} was {saved.get(key)}, now it is {now.get(key)}"
+        + (f" (and {more} more settings differ)" if more else "")
+        + "; resume with the model that the run began with, or start a new run in another trainer.default_root_dir"
+    )

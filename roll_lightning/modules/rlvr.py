@@ -23,7 +23,10 @@ from roll_lightning.metrics.validation import ValidationMetrics
 from roll_lightning.metrics.weighted import WeightedMeans
 from roll_lightning.models.causal_lm import CausalPolicy
 from roll_lightning.models.loading import PolicyConfig, max_positions
-from roll_lightning.models.sharding import shard_policy
+from roll_lightning.models.lora import adapter_off
+from roll_lightning.models.modes import eval_mode
+from roll_lightning.models.sharding import is_zero3, shard_policy
+from roll_lightning.models.zero3 import start_zero3_inference
 from roll_lightning.modules.experience import experience_logprobs
 from roll_lightning.modules.language import LanguageModule
 from roll_lightning.modules.optim import OptimizerConfig, ScheduleConfig
@@ -61,7 +64,8 @@ class RLVRModule(LanguageModule):
         advantage: from rewards to advantages; default :class:`GroupRelative`, which makes this GRPO.
         policy_loss: default :class:`PPOClip`.
         kl: against the reference.
-        reference: the reference model; ``None`` takes the policy's own start.
+        reference: the reference model; ``None`` takes the policy's own start, with LoRA the policy with its adapter
+            turned off (which is not the start if that was an adapter, too: to stay near an adapter, name it here).
         aggregation: how token losses become one number.
         drop_zero_variance: leave out groups whose rewards are all equal, from the loss and from its denominators;
             otherwise they count, with advantage 0.
@@ -88,7 +92,7 @@ class RLVRModule(LanguageModule):
         self.advantage = advantage or GroupRelative()
         self.policy_loss = policy_loss or PPOClip()
         self.kl = kl
-        self.reference_config = reference or policy
+        self.reference_config = reference
         self.aggregation: AggregationMode = aggregation
         self.drop_zero_variance = drop_zero_variance
         # In a tuple, so that it is no submodule: never in state_dict, optimizer or engine, never in train mode.
@@ -117,15 +121,19 @@ class RLVRModule(LanguageModule):
     def configure_model(self) -> None:
         """Load the policy and, for a KL term, the reference."""
         super().configure_model()
-        if self.kl.placement != "none" and not self._reference:
-            reference = self.load_policy(self.reference_config)
+        if self.kl.placement != "none" and not self._adapter_off_is_reference and not self._reference:
+            reference = self.load_policy(self.reference_config or self.policy_config)
             shard_policy(reference, self)
             self._reference = (reference.requires_grad_(False).eval(),)
 
     def on_fit_start(self) -> None:
-        """The trainer moves submodules only."""
+        """The trainer moves and shards submodules only."""
+        super().on_fit_start()
         for reference in self._reference:
-            reference.to(self.device)
+            if is_zero3(self.trainer.strategy):
+                start_zero3_inference(reference, self.trainer.strategy)
+            else:
+                reference.to(self.device)
 
     def make_window_metrics(self) -> WeightedMeans:
         """Losses and ratios under ROLL's names."""
@@ -156,11 +164,21 @@ class RLVRModule(LanguageModule):
             experience.old_logprobs = experience_logprobs(
                 self.trainer, self.ready_policy, experience, windows, rollout.temperature
             )
-        for reference in self._reference:
-            experience.ref_logprobs = experience_logprobs(
-                self.trainer, reference, experience, windows, rollout.temperature
-            )
+        if self.kl.placement != "none":
+            experience.ref_logprobs = self._reference_logprobs(experience, windows)
         return experience
+
+    @property
+    def _adapter_off_is_reference(self) -> bool:
+        return self.policy_config.lora is not None and self.reference_config is None
+
+    def _reference_logprobs(self, experience: Experience, windows: Sequence[Window]) -> Tensor:
+        temperature = self._rollout.temperature
+        if not self._adapter_off_is_reference:
+            return experience_logprobs(self.trainer, self._reference[0], experience, windows, temperature)
+        policy = self.ready_policy
+        with eval_mode(policy), adapter_off(policy.hf):
+            return experience_logprobs(self.trainer, policy, experience, windows, temperature)
 
     @property
     def _data(self) -> Any:

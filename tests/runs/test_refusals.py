@@ -32,7 +32,7 @@ def no_model(monkeypatch) -> None:
     def loaded(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("roll_lightning.modules.language.load_causal_lm", loaded)
+    monkeypatch.setattr("roll_lightning.modules.language.load_policy", loaded)
 
 
 def refused(run, kind: type[RollLightningError], *words: str) -> str:
