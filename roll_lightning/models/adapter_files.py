@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
-from roll_lightning.models.lora import ADAPTER, LoraConfig, inject_adapter
+from roll_lightning.models.lora import ADAPTER, LoraConfig, adapter_tensors, inject_adapter
 
 _PREFIX = "base_model.model."
 _CONFIG, _WEIGHTS, _BASE = "adapter_config.json", "adapter_model.safetensors", "base_weights.json"
 _SAMPLED = 64
 
 
-def add_adapter(hf: nn.Module, config: LoraConfig, seed: int, digest: str | None) -> None:
+def add_adapter(hf: Any, config: LoraConfig, seed: int, digest: str | None) -> None:
     """Give the model its adapters: fresh ones, or those of ``config.path``.
 
     Args:
@@ -37,8 +38,9 @@ def add_adapter(hf: nn.Module, config: LoraConfig, seed: int, digest: str | None
         return
     folder = Path(config.path).expanduser()
     check_adapter_folder(config)
-    _check_base(folder, digest)
-    inject_adapter(hf, _stored_settings(config, folder), seed)
+    settings = _stored_settings(config, folder)
+    _check_base(folder, hf.config.name_or_path, digest)
+    inject_adapter(hf, settings, seed)
     _load_weights(hf, folder)
 
 
@@ -156,32 +158,38 @@ def _refuse_variants(settings: Any, config: LoraConfig) -> None:
         )
 
 
-def _check_base(folder: Path, digest: str | None) -> None:
-    """Adapters written by us name the weights that they were trained on."""
+def _check_base(folder: Path, path: str, digest: str | None) -> None:
+    """Adapters written by us name the weights that they were trained on, others a path at most."""
+    base = _recorded_base(folder)
     if digest is None or not (folder / _BASE).is_file():
+        if base != path:
+            rank_zero_warn(f"model.policy.lora.path {folder} says that its base model is {base}, not {path}")
         return
     if json.loads((folder / _BASE).read_text(encoding="utf-8"))["digest"] != digest:
-        base = json.loads((folder / _CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise ConfigError(
             f"model.policy.lora.path {folder} was trained on other weights than those of model.policy.path; set "
             f"model.policy.path to its base model, {base}"
         )
 
 
+def _recorded_base(folder: Path) -> str | None:
+    return json.loads((folder / _CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+
+
 def _load_weights(hf: nn.Module, folder: Path) -> None:
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    base = json.loads((folder / _CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    weights = {name.removeprefix(_PREFIX): value for name, value in load_file(folder / _WEIGHTS).items()}
+    base = _recorded_base(folder)
+    stored = {name.removeprefix(_PREFIX): value for name, value in load_file(folder / _WEIGHTS).items()}
+    wanted = {name.replace(f".{ADAPTER}.", ".") for name, _ in adapter_tensors(hf)}
+    alone = sorted(stored.keys() ^ wanted)
+    if alone:
+        raise _other_base(folder, base, f"{alone[0]} is only in {'the model' if alone[0] in wanted else 'the adapter'}")
     try:
-        loaded: Any = set_peft_model_state_dict(hf, weights, ADAPTER)
+        set_peft_model_state_dict(hf, stored, ADAPTER)
     except RuntimeError as error:
         raise _other_base(folder, base, "its weights have other shapes") from error
-    missing = [name for name in loaded.missing_keys if "lora_" in name]
-    if missing or loaded.unexpected_keys:
-        name = (missing or loaded.unexpected_keys)[0]
-        raise _other_base(folder, base, f"{name} is on one side only")
 
 
 def _other_base(folder: Path, base: str | None, reason: str) -> ConfigError:
