@@ -10,6 +10,7 @@ import torch
 from runs.run_ends import assert_same_state, logged, weights
 from runs.tiny_run import SGDModule, make_task, rlvr_module, run_rlvr
 from spine.forked import run_forked
+from spine.toy import strategy_of
 from tiny import write_model
 
 from roll_lightning.collectors.replay import read_rollouts
@@ -22,11 +23,11 @@ def task(tmp_path_factory) -> Path:
     return make_task(tmp_path_factory.mktemp("task"))
 
 
-def go(task: Path, root: Path, ranks: int = 1, expect: int = 0, **arguments) -> Path:
+def go(task: Path, root: Path, ranks: int = 1, strategy: str | None = None, expect: int = 0, **arguments) -> Path:
     def start() -> None:
         module = rlvr_module(task, SGDModule)
-        strategy = "ddp" if ranks > 1 else "auto"
-        run_rlvr(task, root, module=module, devices=ranks, strategy=strategy, max_epochs=EPOCHS, **arguments)
+        chosen = strategy_of(strategy or ("ddp" if ranks > 1 else "auto"))
+        run_rlvr(task, root, module=module, devices=ranks, strategy=chosen, max_epochs=EPOCHS, **arguments)
 
     codes = run_forked(start, root / "out.txt", ranks)
     assert codes == [expect] * ranks, (root / "out.txt").read_text()[-3000:]
@@ -55,12 +56,30 @@ def test_T01_T06_every_cut_gives_the_same_run(task, live, tmp_path, ranks, accum
     replay = {"replay_dir": str(live / "rollouts")}
     go(task, tmp_path, ranks, rollout=replay, accumulate_grad_batches=accumulate)
     assert_close(weights(tmp_path), weights(live), 2e-6)
-    expected, found = logged(live), logged(tmp_path)
-    names = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss", "actor/grad_norm", "critic/kl")
+    assert_same_losses(tmp_path, live, "actor/grad_norm")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero1", "zero2", "zero3"])
+def test_T06_T09_every_strategy_gives_the_same_run(task, live, tmp_path, strategy):
+    """Losses, the KL to a reference that is sharded too, and the exported weights are those of one rank."""
+    go(task, tmp_path, 2, strategy, rollout={"replay_dir": str(live / "rollouts")})
+    assert_close(exported(tmp_path), exported(live), 2e-6)
+    assert_same_losses(tmp_path, live)
+
+
+def assert_same_losses(root: Path, reference: Path, *more: str) -> None:
+    expected, found = logged(reference), logged(root)
+    names = ("actor/pg_loss", "actor/kl_loss", "actor/total_loss", "critic/kl", *more)
     compared = [key for key in expected if key[1] in names]
-    assert len(compared) == 5 * 4 * EPOCHS
+    assert len(compared) == len(names) * 4 * EPOCHS
     for key in compared:
         assert found[key] == pytest.approx(expected[key], rel=2e-4, abs=2e-6), key
+
+
+def exported(root: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(root / "hf/model.safetensors")
 
 
 def test_two_live_ranks_roll_out_what_one_does(task, live, tmp_path):

@@ -1,4 +1,4 @@
-"""Under FSDP2 every decoding step is collective; ranks with shorter prompts and answers must not leave the others."""
+"""Under FSDP2 and ZeRO-3 every decoding step is collective; ranks with shorter prompts and answers must not leave the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from roll_lightning.callbacks.rollout import RolloutCallback
 from roll_lightning.collectors.replay import read_rollouts
 from roll_lightning.datamodules.rlvr import RLVRDataModule
 from roll_lightning.engines.hf import HFEngine
-from roll_lightning.errors import ConfigError
 from roll_lightning.models.loading import PolicyConfig
 from roll_lightning.modules.rlvr import KLConfig, RLVRModule
 from roll_lightning.rewards.exact_match import ExactMatch
@@ -40,7 +39,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
 def test_two_ranks_roll_out_what_one_does(folder, tmp_path, strategy):
     assert run_forked(lambda: train(tmp_path / "one", folder, "auto", 1), tmp_path / "one.txt") == [0]
     codes = run_forked(lambda: train(tmp_path / "two", folder, strategy, 2), tmp_path / "two.txt", 2, timeout=120)
@@ -48,11 +47,3 @@ def test_two_ranks_roll_out_what_one_does(folder, tmp_path, strategy):
     one, two = (read_rollouts(str(tmp_path / name / "rollouts"), 0) for name in ("one", "two"))
     assert len({len(rollout.token_ids) for rollout in one}) > 3
     assert [rollout.token_ids for rollout in two] == [rollout.token_ids for rollout in one]
-
-
-def test_deepspeed_stage_3_is_refused_before_a_model_loads(folder, tmp_path):
-    def zero3() -> None:
-        with pytest.raises(ConfigError, match="DeepSpeed stage 3"):
-            train(tmp_path, folder, "zero3", 1)
-
-    assert run_forked(zero3, tmp_path / "out.txt") == [0], (tmp_path / "out.txt").read_text()[-3000:]
