@@ -1,4 +1,4 @@
-"""Reading JSON Lines files. Every row remembers its line, so that an error can point at it."""
+"""Rows, and reading them from JSON Lines. Every row remembers its line, so that an error can point at it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from roll_lightning.data.readers.content import read_content
 from roll_lightning.errors import DataError
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One object of a JSON Lines file.
+    """One row of a dataset.
 
     Args:
-        line: its line, from 1.
+        line: its line in a text file of one row per line, its number elsewhere (in JSON, Parquet, a ``datasets`` folder
+            or the hub); from 1.
         values: the columns by name.
-        file: the file's name without its folder.
+        file: the name of the file or dataset, without its folder.
     """
 
     line: int
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def where(self) -> str:
-        """The row for an error message and for the default id of a prompt: ``file:line``."""
+        """The row for an error message and for the default id of a prompt: ``file:line``, or ``name:number``."""
         return f"{self.file}:{self.line}"
 
 
@@ -38,19 +38,13 @@ def read_jsonl(path: str | Path) -> list[Row]:
     r"""Read a file of one JSON object per line.
 
     Lines end with ``\n`` or ``\r\n`` and nothing else (U+2028 may stand in a string); blank lines are skipped, and so
-    is a byte order mark at the start.
+    is a byte order mark at the start. A file that ends with ``.gz`` is unpacked.
 
     Raises:
         DataError: the file is missing or has no rows, or a line is not UTF-8, not JSON or not an object.
     """
     path = Path(path).expanduser()
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path} does not exist{_similar_file(path)}") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    lines = content.removeprefix(_BYTE_ORDER_MARK).split(b"\n")
+    lines = read_content(path).split(b"\n")
     rows = [_parse(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]
     if not rows:
         raise DataError(f"{path} is empty; it needs one JSON object per line")
@@ -75,17 +69,9 @@ def require_column(rows: Sequence[Row], name: str, way_out: str = "") -> None:
             raise DataError(f"{row.where} has no column {name!r}; {hint}" + (f" ({way_out})" if way_out else ""))
 
 
-def _similar_file(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f"; there is no folder {path.parent} either"
-    names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file())
-    near = get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.with_name(near[0])}?" if near else ""
-
-
 def _parse(line: bytes, path: Path, number: int) -> Row:
     try:
-        values = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        values = json.loads(line.decode("utf-8"), parse_constant=refuse_constant)
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}:{number} is not UTF-8 (byte {error.object[error.start]:#04x} at column {error.start + 1}); "
@@ -97,16 +83,20 @@ def _parse(line: bytes, path: Path, number: int) -> Row:
         raise DataError(f"{path}:{number} is not valid JSON: {str(error).splitlines()[0]}") from None
     if not isinstance(values, dict):
         raise DataError(
-            f'{path}:{number} is a JSON {_json_type(values)}; every line must be an object, e.g. {{"prompt": "…"}}'
+            f'{path}:{number} is a JSON {json_type(values)}; every line must be an object, e.g. {{"prompt": "…"}}'
         )
     return Row(number, values, path.name)
 
 
-def _json_type(value: Any) -> str:
+def json_type(value: Any) -> str:
+    """What JSON calls a value."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    return "array" if isinstance(value, list) else "string" if isinstance(value, str) else "number"
+    if isinstance(value, list | dict):
+        return "array" if isinstance(value, list) else "object"
+    return "string" if isinstance(value, str) else "number"
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def refuse_constant(name: str) -> NoReturn:
+    """For ``json.loads(parse_constant=…)``: NaN and the infinities are no JSON."""
     raise ValueError(f"{name} is no JSON value; write null or a number")
