@@ -19,6 +19,7 @@ from roll_lightning.errors import ConfigError
 PACKAGES = (
     "modules",
     "datamodules",
+    "data",
     "callbacks",
     "collectors",
     "engines",

@@ -45,7 +45,8 @@ def merge(base: Any, overlay: Any) -> Any:
 
     A class that replaces another starts from its own defaults, unless it turns out to be a subclass of it.
     """
-    if is_class_node(base) and isinstance(overlay, str):
+    # Another string is no class: a file, say, where a class was one of several types.
+    if is_class_node(base) and isinstance(overlay, str) and CLASS_NAME.fullmatch(overlay):
         overlay = {"class_path": str(overlay)}
     if isinstance(base, str) and isinstance(overlay, dict) and CLASS_NAME.fullmatch(base):
         base = {"class_path": str(base)}
@@ -102,7 +103,7 @@ def _typed(node: Any, text: str) -> Any:
     value = read_text(text)
     if isinstance(node, dict) and isinstance(value, dict):
         return merge(node, value)
-    if is_class_node(node) and isinstance(value, str):
+    if is_class_node(node) and isinstance(value, str) and CLASS_NAME.fullmatch(value):
         return merge(node, value)
     return ShellText(text)
 

@@ -34,10 +34,18 @@ def encode_completion_text(tokenizer: PreTrainedTokenizerBase, text: str, where:
         ConfigError: the tokenizer has no EOS token.
         DataError: the tokenizer cannot encode the text; the message starts with ``where``.
     """
+    return end_with_eos(tokenizer, _encode(tokenizer, text, False, where))
+
+
+def end_with_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
+    """The ids with the EOS token at their end, once.
+
+    Raises:
+        ConfigError: the tokenizer has no EOS token.
+    """
     eos = tokenizer.eos_token_id
     if eos is None:
-        raise ConfigError("the tokenizer has no eos_token, so a completion could not end; set tokenizer.eos_token")
-    ids = _encode(tokenizer, text, False, where)
+        raise ConfigError("the tokenizer has no eos_token, so a text could not end; set tokenizer.eos_token")
     return ids if ids and ids[-1] == eos else [*ids, eos]
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-from roll_lightning.data.chat import check_messages, encode_messages, masked_runs
-from roll_lightning.data.encode import encode_completion_text, encode_prompt_text
-from roll_lightning.data.jsonl import Row, read_jsonl, require_column
+from roll_lightning.data.columns import Form, find_form
+from roll_lightning.data.jsonl import Row
+from roll_lightning.data.sources import RowSource, read_rows
+from roll_lightning.data.supervised import Turns, encode_row
 from roll_lightning.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Encoded = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class TokenisedRow:
         input_ids: its tokens, unpadded.
         loss_mask: 1 on the tokens that are learned, else 0; as long as ``input_ids``. The first is 0, because no token
             stands before it that could predict it.
-        line: the row's line in its file.
+        line: the row's line in its file, or its number.
     """
 
     input_ids: list[int]
@@ -61,14 +60,17 @@ class TokenisedDataset:
 
 
 def load_rows(
-    path: str | Path,
+    source: str | Path | RowSource,
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int | None = None,
     overlong: Literal["truncate", "drop", "error"] = "truncate",
+    form: Form | None = None,
+    turns: Turns = "all",
 ) -> TokenisedDataset:
-    """Read a JSON Lines file and tokenise it; see :func:`tokenise_rows`."""
-    return tokenise_rows(read_jsonl(path), tokenizer, max_length=max_length, overlong=overlong)
+    """Read the rows of a source and tokenise them; see :func:`read_rows` and :func:`tokenise_rows`."""
+    rows = read_rows(str(source) if isinstance(source, Path) else source)
+    return tokenise_rows(rows, tokenizer, max_length=max_length, overlong=overlong, form=form, turns=turns)
 
 
 def tokenise_rows(
@@ -77,33 +79,39 @@ def tokenise_rows(
     *,
     max_length: int | None = None,
     overlong: Literal["truncate", "drop", "error"] = "truncate",
+    form: Form | None = None,
+    turns: Turns = "all",
 ) -> TokenisedDataset:
     """Tokenise rows of supervised data.
 
-    Columns are ``messages`` (loss on every assistant turn), or ``prompt`` and ``completion``: two strings (loss on the
-    completion and the EOS token behind it), or two lists of messages (loss on the completion's assistant turns). The
-    first row decides between the two forms. Strings are tokenised separately, so a prompt has the same tokens
-    here as when a response to it is sampled.
+    Columns are ``messages``; or ``prompt`` and ``completion``, two strings or two lists of messages; or
+    ``instruction``, perhaps ``input``, and ``output``; or ``text``. All rows have the form of the first. Where the loss
+    lies is said in :func:`~roll_lightning.data.supervised.encode_row`. Prompt and completion are tokenised separately,
+    so a prompt has the same tokens here as when a response to it is sampled.
 
     Args:
-        rows: rows of one file.
-        tokenizer: with an EOS token, and a chat template if there are messages.
+        rows: rows of one dataset.
+        tokenizer: with an EOS token, and a chat template if there are messages or instructions.
         max_length: longest row in tokens; ``None`` sets no limit.
         overlong: what becomes of a longer row: ``"truncate"`` keeps its beginning, ``"drop"`` leaves it out; both are
             counted. ``"error"`` refuses it.
+        form: which columns to read; ``None`` finds out from the first row.
+        turns: loss on ``"all"`` assistant turns of a row, or on the ``"last"`` one.
 
     Raises:
-        ConfigError: a wrong ``max_length`` or ``overlong``, or a chat template that cannot be trained with.
+        ConfigError: a wrong setting, or a chat template that cannot be trained with.
         DataError: a missing column, a malformed or (``overlong="error"``) too long row, or no row left to train on.
     """
     if max_length is not None and max_length < 2:
         raise ConfigError(f"max_length is {max_length}; it must be 2 or more")
     if overlong not in ("truncate", "drop", "error"):
         raise ConfigError(f"overlong is {overlong!r}; it must be 'truncate', 'drop' or 'error'")
-    has_messages = _has_messages(rows)
+    if turns not in get_args(Turns):
+        raise ConfigError(f"turns is {turns!r}; it must be 'all' or 'last'")
+    form = find_form(rows, form)
     kept, truncated, dropped, fully_masked = [], 0, 0, 0
     for row in rows:
-        ids, mask = _encode_messages_row(row, tokenizer) if has_messages else _encode_pair_row(row, tokenizer)
+        ids, mask = encode_row(row, form, tokenizer, turns)
         if max_length is not None and len(ids) > max_length:
             if overlong == "error":
                 raise DataError(
@@ -123,55 +131,6 @@ def tokenise_rows(
     dataset = TokenisedDataset(kept, truncated, dropped, fully_masked)
     _report(dataset, rows)
     return dataset
-
-
-def _has_messages(rows: Sequence[Row]) -> bool:
-    if not rows:
-        raise DataError("there are no rows to tokenise")
-    first = rows[0].values
-    pair = "prompt" in first and "completion" in first
-    if "messages" in first and pair:
-        raise DataError(f"{rows[0].where} has both messages and prompt/completion; keep one form")
-    if "messages" in first or not ("prompt" in first or "completion" in first):
-        require_column(rows, "messages", "supervised rows have messages, or prompt and completion")
-        return True
-    require_column(rows, "prompt")
-    require_column(rows, "completion")
-    return False
-
-
-def _encode_messages_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Encoded:
-    return encode_messages(tokenizer, check_messages(row.values["messages"], row.where), row.where)
-
-
-def _encode_pair_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> Encoded:
-    prompt, completion = row.values["prompt"], row.values["completion"]
-    if isinstance(prompt, str) and isinstance(completion, str):
-        prompt_ids = encode_prompt_text(tokenizer, prompt, row.where)
-        completion_ids = encode_completion_text(tokenizer, completion, row.where)
-        return prompt_ids + completion_ids, [0] * len(prompt_ids) + [1] * len(completion_ids)
-    if isinstance(prompt, list) and isinstance(completion, list):
-        return _encode_message_pair(row, tokenizer)
-    raise DataError(
-        f"{row.where}: prompt is a {type(prompt).__name__} and completion a {type(completion).__name__}; both must be "
-        "strings, or both lists of messages"
-    )
-
-
-def _encode_message_pair(row: Row, tokenizer: PreTrainedTokenizerBase) -> Encoded:
-    prompt = check_messages(row.values["prompt"], f"{row.where}: prompt")
-    completion = check_messages(row.values["completion"], f"{row.where}: completion")
-    if prompt[-1]["role"] == "assistant" or completion[0]["role"] != "assistant":
-        raise DataError(
-            f"{row.where}: the completion must begin with an assistant message, and the prompt must not end so"
-        )
-    ids, mask = encode_messages(tokenizer, prompt + completion, row.where)
-    if any(message["role"] == "assistant" for message in prompt):
-        # Loss only on what was said after the prompt: its own assistant turns come first.
-        turns_of_prompt = len(masked_runs(encode_messages(tokenizer, prompt, row.where)[1]))
-        end = masked_runs(mask)[turns_of_prompt - 1][1]
-        mask = [0] * end + mask[end:]
-    return ids, mask
 
 
 def _report(dataset: TokenisedDataset, rows: Sequence[Row]) -> None:
