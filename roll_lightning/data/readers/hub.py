@@ -52,6 +52,12 @@ def _check_hub(path: str, revision: str | None) -> None:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     if HF_HUB_OFFLINE:
+        if revision is not None:
+            # Without the hub `datasets` takes the newest copy, whatever its revision is.
+            raise DataError(
+                f"HF_HUB_OFFLINE is set, and the cache does not tell which copy of {path} is the revision {revision}; "
+                "unset one of them"
+            )
         return
     try:
         HfApi().dataset_info(path, revision=revision, timeout=_SECONDS)

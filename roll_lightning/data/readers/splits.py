@@ -52,9 +52,8 @@ def choose_split(name: str, splits: Iterable[str], wanted: str | None) -> str:
         return str(wanted)
     if wanted is None and len(splits) == 1:
         return splits[0]
-    fault = f"has {len(splits)} splits" if wanted is None else f"has no split {wanted!r}"
     listed = " and ".join([", ".join(splits[:-1]), splits[-1]] if len(splits) > 1 else splits)
+    fault = f"has the splits {listed}" if wanted is None else f"has no split {wanted!r}, only {listed}"
     raise DataError(
-        f"{name} {fault}; there {'are' if len(splits) > 1 else 'is'} {listed}: choose with "
-        f"{{class_path: HubDataset, init_args: {{path: {name}, split: {splits[0]}}}}}"
+        f"{name} {fault}; choose with {{class_path: HubDataset, init_args: {{path: {name}, split: {splits[0]}}}}}"
     )
