@@ -23,6 +23,7 @@ from roll_lightning.callbacks.weight_sync import WeightSyncCallback
 from roll_lightning.commandline.arguments import Invocation
 from roll_lightning.commandline.classes import import_known_classes
 from roll_lightning.commandline.files import dump_yaml
+from roll_lightning.commandline.quiet import silence_known_warnings
 from roll_lightning.commandline.saved_config import SavedConfig
 from roll_lightning.commandline.schema import CALLBACK_GROUPS, resolve_tree
 from roll_lightning.commandline.secrets import without_secrets
@@ -37,6 +38,7 @@ def run(invocation: Invocation) -> None:
     Raises:
         RollLightningError: anything that the user can mend.
     """
+    silence_known_warnings()
     if invocation.help_arguments:
         import_known_classes()
         RollCLI(invocation, {name: {} for name in CALLBACK_GROUPS})

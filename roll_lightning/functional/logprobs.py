@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +15,8 @@ from roll_lightning.errors import ConfigError
 DEFAULT_CHUNK_ELEMENTS = 2**24
 
 
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """What :func:`token_logprobs` gives.
+class TokenLogprobs(NamedTuple):
+    """What :func:`token_logprobs` gives; a tuple, so that strategies find the tensors in it.
 
     Args:
         logprobs: ``[batch, tokens]``, aligned with ``input_ids``; 0.0 where no log-probability was asked for.

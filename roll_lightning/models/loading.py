@@ -20,6 +20,7 @@ from roll_lightning.models.causal_lm import CausalPolicy
 from roll_lightning.models.full_tensors import full_tensors
 from roll_lightning.models.lora import LoraConfig
 from roll_lightning.models.quiet import no_progress_bars
+from roll_lightning.models.zero3 import whole_modules
 
 Bits = Literal[4, 8]
 DType = Literal["float32", "bfloat16", "float16"]
@@ -202,7 +203,7 @@ def _load(config: PolicyConfig, model_config: Any, seed: int) -> tuple[Any, list
     if config.quantize_bits is not None:
         settings |= {"quantization_config": _quantization(config)}
     if config.from_scratch:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), whole_modules():
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(model_config, **settings), []
     loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
 from roll_lightning.models.full_tensors import full_tensor, gathered
+from roll_lightning.models.zero3 import whole_modules
 
 ADAPTER = "default"
 
@@ -62,7 +63,7 @@ def inject_adapter(hf: nn.Module, settings: Any, seed: int) -> None:
     """
     from peft import inject_adapter_in_model
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), whole_modules():
         torch.manual_seed(seed)
         try:
             inject_adapter_in_model(settings, hf, ADAPTER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,26 +13,36 @@ from roll_lightning.models.sharding import is_zero3
 
 
 @contextmanager
-def load_in_shards(strategy: Strategy, from_scratch: bool) -> Iterator[None]:
+def hf_in_shards(strategy: Strategy) -> Iterator[None]:
     """Under ZeRO-3, let ``from_pretrained`` inside put each weight into shards as it is read; else change nothing.
 
-    A model from scratch is made whole, since its random weights must not depend on the ranks; DeepSpeed cuts it up when
-    it sets up its engine.
+    It works inside the strategy's ``model_sharded_context``, in which Lightning calls ``configure_model``.
     """
     if not is_zero3(strategy):
         yield
         return
-    with _no_partitioning():
-        if from_scratch:
-            yield
-        else:
-            with _hf_knows_zero3(strategy):
-                yield
+    from transformers.integrations import HfDeepSpeedConfig
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    settings: Any = strategy
+    known = HfDeepSpeedConfig(settings.config)
+    try:
+        yield
+    finally:
+        # Else a later load on one rank alone would wait for the others.
+        del known
+        unset_hf_deepspeed_config()
 
 
 @contextmanager
-def _no_partitioning() -> Iterator[None]:
-    """Leave the ``zero.Init`` that Lightning's strategy opens: inside it, what an initialiser writes is lost."""
+def whole_modules() -> Iterator[None]:
+    """Modules made inside keep whole weights, also in ``model_sharded_context``; DeepSpeed cuts them up later.
+
+    There a weight is cut as soon as it exists, and an initialiser that writes it afterwards writes nothing.
+    """
+    if "deepspeed" not in sys.modules:
+        yield
+        return
     from deepspeed.runtime.zero.partition_parameters import restore_init_context, shutdown_init_context
 
     shutdown_init_context()
@@ -39,20 +50,6 @@ def _no_partitioning() -> Iterator[None]:
         yield
     finally:
         restore_init_context()
-
-
-@contextmanager
-def _hf_knows_zero3(strategy: Any) -> Iterator[None]:
-    """Tell ``transformers``; unsaid afterwards, because a later load on one rank alone would wait for the others."""
-    from transformers.integrations import HfDeepSpeedConfig
-    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-    known = HfDeepSpeedConfig(strategy.config)
-    try:
-        yield
-    finally:
-        del known
-        unset_hf_deepspeed_config()
 
 
 def start_zero3_inference(model: Any, strategy: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +23,7 @@ from roll_lightning.models.loading import PolicyConfig, check_policy, load_polic
 from roll_lightning.models.lora import adapter_facts, adapter_tensors, merged_tensors
 from roll_lightning.models.sharding import is_sharded, is_zero3, shard_policy
 from roll_lightning.models.tokenizer import load_tokenizer, stop_token_ids
-from roll_lightning.models.zero3 import load_in_shards
+from roll_lightning.models.zero3 import hf_in_shards
 from roll_lightning.modules.base import BaseModule
 from roll_lightning.modules.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
 
@@ -102,7 +103,7 @@ class LanguageModule(BaseModule):
 
     def load_policy(self, config: PolicyConfig) -> CausalPolicy:
         """A policy that is not yet sharded, but under ZeRO-3."""
-        with load_in_shards(self.trainer.strategy, config.from_scratch):
+        with nullcontext() if config.from_scratch else hf_in_shards(self.trainer.strategy):
             return load_policy(config, int(os.environ.get("PL_GLOBAL_SEED", 0)), self.dropout)
 
     def on_fit_start(self) -> None:

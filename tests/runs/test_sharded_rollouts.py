@@ -1,4 +1,4 @@
-"""Under FSDP2 and ZeRO-3 every decoding step is collective; ranks with shorter prompts and answers must not leave the others."""
+"""Under FSDP2 and ZeRO-3 a decoding step is collective: ranks with shorter prompts and answers must not leave early."""
 
 from __future__ import annotations
 

@@ -82,9 +82,9 @@ def make_trainer(root: Path, callbacks: Sequence[Any], attempt: int = 0, **setti
     return quiet_trainer(root, *callbacks, **(defaults | settings))
 
 
-def sft_module(task: Path, **settings: Any) -> SFTModule:
+def sft_module(task: Path, kind: type[SFTModule] = SFTModule, **settings: Any) -> SFTModule:
     defaults = {"optimizer": OptimizerConfig(lr=1e-2), "schedule": ScheduleConfig("inverse_sqrt", 2)}
-    return SFTModule(PolicyConfig(str(task / "model")), **(defaults | settings))
+    return kind(PolicyConfig(str(task / "model")), **(defaults | settings))
 
 
 def sft_data(task: Path, **settings: Any) -> SFTDataModule:
@@ -98,8 +98,9 @@ def rlvr_module(task: Path, kind: type[RLVRModule] = RLVRModule, **settings: Any
         "optimizer": OptimizerConfig(lr=1e-2),
         "schedule": ScheduleConfig("inverse_sqrt", 2),
         "kl": KLConfig("loss", "k3", 0.1),
+        "policy": PolicyConfig(str(task / "model")),
     }
-    return kind(PolicyConfig(str(task / "model")), **(defaults | settings))
+    return kind(**(defaults | settings))
 
 
 def rlvr_data(task: Path, **settings: Any) -> RLVRDataModule:

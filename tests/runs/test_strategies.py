@@ -1,0 +1,111 @@
+"""SFT and RLVR on two ranks under every strategy: they train what one rank trains, save, resume and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs.run_ends import logged
+from runs.tiny_run import SGDModule, make_task, rlvr_module, run_rlvr, run_sft, sft_module
+from spine.forked import run_forked
+from spine.toy import strategy_of
+
+from roll_lightning.models.loading import PolicyConfig
+from roll_lightning.models.lora import LoraConfig
+from roll_lightning.modules.sft import SFTModule
+
+STRATEGIES = ["ddp", "fsdp2", "zero1", "zero2", "zero3"]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(scope="module")
+def one_rank(task, tmp_path_factory):
+    """Runs on one rank, each made once."""
+    made: dict[str, Path] = {}
+
+    def get(kind: str) -> Path:
+        if kind not in made:
+            root = made[kind] = tmp_path_factory.mktemp(kind)
+            go(task, root, kind, record_dir=str(root / "rollouts"))
+        return made[kind]
+
+    return get
+
+
+def go(task: Path, root: Path, kind: str, strategy: str = "auto", epochs: int = 2, attempt: int = 0, **rollout) -> None:
+    ranks = 1 if strategy == "auto" else 2
+
+    def start() -> None:
+        settings: dict[str, Any] = {"attempt": attempt, "devices": ranks, "max_epochs": epochs}
+        settings["strategy"] = strategy_of(strategy)
+        if kind == "sft":
+            run_sft(task, root, module=sft_module(task, SGDSFT), **settings)
+        else:
+            lora = {"policy": PolicyConfig(str(task / "model"), lora=LoraConfig(r=4))} if kind == "lora" else {}
+            run_rlvr(task, root, module=rlvr_module(task, SGDModule, **lora), rollout=rollout, **settings)
+
+    codes = run_forked(start, root / f"out{attempt}.txt", ranks)
+    assert codes == [0] * ranks, (root / f"out{attempt}.txt").read_text()[-3000:]
+
+
+class SGDSFT(SFTModule):
+    """SFT without dropout and with plain SGD, so that ranks and scale show."""
+
+    dropout = False
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def exported(root: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    (file,) = (root / "hf").glob("*.safetensors")
+    return load_file(file)
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, atol=tolerance, rtol=0), (name, (found[name] - value).abs().max())
+
+
+LOSSES = {
+    "sft": ("sft_train/loss", "sft_train/val_loss"),
+    "rlvr": ("actor/total_loss", "critic/kl"),
+    "lora": ("actor/total_loss", "critic/kl"),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_T06_T09_two_ranks_train_what_one_does(task, one_rank, tmp_path, kind, strategy):
+    """On recorded rollouts; with the reference of the KL term sharded as well, or the adapter turned off."""
+    reference = one_rank(kind)
+    go(task, tmp_path, kind, strategy, **({} if kind == "sft" else {"replay_dir": str(reference / "rollouts")}))
+    assert_close(exported(tmp_path), exported(reference), 3e-6)
+    found, expected = logged(tmp_path), logged(reference)
+    compared = [key for key in expected if key[1] in LOSSES[kind]]
+    assert len(compared) >= 8
+    for key in compared:
+        assert found[key] == pytest.approx(expected[key], rel=2e-4, abs=2e-6), key
+    assert any(abs(expected[key]) > 1e-3 for key in compared if key[1] == LOSSES[kind][1])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", LOSSES)
+def test_T44_T45_resumed_and_exported(task, one_rank, tmp_path, kind, strategy):
+    """Stopped after an epoch and taken up by new processes, a run ends where it would have ended; to the bit."""
+    rollout = {} if kind == "sft" else {"replay_dir": str(one_rank(kind) / "rollouts")}
+    go(task, tmp_path / "whole", kind, strategy, **rollout)
+    go(task, tmp_path / "parts", kind, strategy, epochs=1, **rollout)
+    go(task, tmp_path / "parts", kind, strategy, attempt=1, **rollout)
+    found, expected = exported(tmp_path / "parts"), exported(tmp_path / "whole")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
