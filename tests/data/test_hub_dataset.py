@@ -74,8 +74,11 @@ def test_hub_dataset_is_read_and_then_found_in_the_cache(tmp_path):
 
 
 def test_several_configurations(tmp_path):
-    files = "\n".join(f"- {{config_name: {name}, data_files: {file}}}" for name, file in zip(["main", "hard"], FILES))
-    card = f"---\nconfigs:\n{files}\n---\n".encode()
+    configs = [
+        {"config_name": "main", "data_files": "train.jsonl"},
+        {"config_name": "hard", "data_files": "test.jsonl"},
+    ]
+    card = f"---\n{json.dumps({'configs': configs})}\n---\n".encode()
     with small_hub("me/sums", FILES | {"README.md": card}) as endpoint:
         (fault, hard), _ = ask(endpoint, tmp_path, ["me/sums"], {"path": "me/sums", "name": "hard"})
     assert fault == (

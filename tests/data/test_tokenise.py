@@ -166,11 +166,11 @@ def test_unicode_round_trips(text):
     ("values", "what"),
     [
         ([{"messages": turns("1", "2")}, {"message": []}], ":2 has no column 'messages'; did you mean 'message'?"),
-        ([{"text": "1"}], ":1 has no column 'messages'; it has 'text' (supervised rows have messages, or prompt and"),
+        ([{"txt": "1"}], ":1 has no column 'messages'; it has 'txt' (supervised rows have messages; or prompt and"),
         ([{"prompt": "1", "completions": "2"}], ":1 has no column 'completion'; did you mean 'completions'?"),
         ([{"completion": "2"}], ":1 has no column 'prompt'"),
         ([{"messages": [], **pair("1", "2")}], ":1 has both messages and prompt/completion"),
-        ([pair("1", "2"), pair("1", None)], ":2: prompt is a str and completion a NoneType"),
+        ([pair("1", "2"), pair("1", 2)], ":2: prompt is a str and completion a int"),
         ([pair(turns("1"), "2")], ":1: prompt is a list and completion a str"),
         ([pair(turns("1", "2"), turns("1"))], ":1: the completion must begin with an assistant message"),
         ([pair(turns("1"), turns("1"))], ":1: the completion must begin with an assistant message"),
