@@ -103,7 +103,7 @@ def _typed(node: Any, text: str) -> Any:
     value = read_text(text)
     if isinstance(node, dict) and isinstance(value, dict):
         return merge(node, value)
-    if is_class_node(node) and isinstance(value, str) and CLASS_NAME.fullmatch(value):
+    if is_class_node(node) and isinstance(value, str):
         return merge(node, value)
     return ShellText(text)
 

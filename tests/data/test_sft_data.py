@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -174,6 +176,14 @@ def test_a_faulty_source_shows_before_the_model_loads(fit, tmp_path, monkeypatch
     assert message.startswith("b.jsonl:1 has messages, but a.jsonl:1 has prompt and completion; ")
     message = error_of(DataError, lambda: fit(train="me/no-such-dataset"))
     assert "HF_HUB_OFFLINE is set, and it is not in the cache" in message
+
+
+def test_the_command_line_knows_sources_by_their_short_names():
+    # In a process that has not imported them.
+    call = "from roll_lightning.commandline.classes import concrete_subclasses as known, import_known_classes; "
+    call += "from roll_lightning.data.sources import RowSource; import_known_classes(); print(*known([RowSource]))"
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True)
+    assert "HubDataset" in done.stdout.split()
 
 
 class TestYAML:
