@@ -52,8 +52,12 @@ def whole_modules() -> Iterator[None]:
         restore_init_context()
 
 
-def start_zero3_inference(model: Any, strategy: Any) -> None:
-    """Let a model that is not trained run under ZeRO-3: it needs an engine of its own that gathers its weights."""
+def start_zero3_inference(model: Any, strategy: Any) -> Any:
+    """Let a model that is not trained run under ZeRO-3: it needs an engine of its own that gathers its weights.
+
+    Returns:
+        The engine; ``destroy()`` takes its hooks off the model again.
+    """
     import deepspeed
 
     config = {
@@ -61,4 +65,5 @@ def start_zero3_inference(model: Any, strategy: Any) -> None:
         "zero_optimization": {"stage": 3},
         **{key: strategy.config[key] for key in ("bf16", "fp16") if key in strategy.config},
     }
-    deepspeed.initialize(model=model, config=config, optimizer=None, model_parameters=[], dist_init_required=False)
+    settings: dict[str, Any] = {"optimizer": None, "model_parameters": [], "dist_init_required": False}
+    return deepspeed.initialize(model=model, config=config, **settings)[0]

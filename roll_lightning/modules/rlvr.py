@@ -95,8 +95,9 @@ class RLVRModule(LanguageModule):
         self.reference_config = reference
         self.aggregation: AggregationMode = aggregation
         self.drop_zero_variance = drop_zero_variance
-        # In a tuple, so that it is no submodule: never in state_dict, optimizer or engine, never in train mode.
+        # In tuples, so that they are no submodules: never in state_dict, optimizer or engine, never in train mode.
         self._reference: tuple[CausalPolicy, ...] = ()
+        self._reference_engine: tuple[Any, ...] = ()
 
     def setup(self, stage: str) -> None:
         """Find wrong paths, and prompts that leave no room for an answer, before a model loads.
@@ -131,9 +132,15 @@ class RLVRModule(LanguageModule):
         super().on_fit_start()
         for reference in self._reference:
             if is_zero3(self.trainer.strategy):
-                start_zero3_inference(reference, self.trainer.strategy)
+                self._reference_engine = (start_zero3_inference(reference, self.trainer.strategy),)
             else:
                 reference.to(self.device)
+
+    def teardown(self, stage: str) -> None:  # noqa: ARG002
+        """Let go of the reference's DeepSpeed engine."""
+        for engine in self._reference_engine:
+            engine.destroy()
+        self._reference_engine = ()
 
     def make_window_metrics(self) -> WeightedMeans:
         """Losses and ratios under ROLL's names."""

@@ -49,3 +49,11 @@ class RollDeepSpeedStrategy(DeepSpeedStrategy):
 
     def _setup_model(self, model: Any) -> Any:
         return model if self._on_cpu else super()._setup_model(model)
+
+    def teardown(self) -> None:
+        """Take DeepSpeed's hooks off the module, so that it can be validated and trained again."""
+        import deepspeed
+
+        if isinstance(self.model, deepspeed.DeepSpeedEngine):
+            self.model.destroy()
+        super().teardown()

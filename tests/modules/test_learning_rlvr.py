@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 from pathlib import Path
 
 import pytest
 from lightning.pytorch import seed_everything
 from spine.forked import run_forked
+from spine.toy import strategy_of
 from tiny import quiet_trainer, sorting_rows, write_jsonl, write_model
 
 from roll_lightning.callbacks.checkpoint import RunCheckpoint
@@ -59,7 +62,9 @@ def warm_up(folder: Path) -> None:
     trainer.fit(module, datamodule=SFTDataModule(str(folder / "sft.jsonl"), batch_size=32, max_length=16))
 
 
-def train(folder: Path, advantage: GroupRelative, engine: HFEngine, iterations: int = 80) -> tuple[float, float]:
+def train(
+    folder: Path, advantage: GroupRelative, engine: HFEngine, iterations: int = 80, **trainer_settings
+) -> tuple[float, float]:
     """Sampled held-out accuracy before and after; all answers of validation come from the trained weights."""
     seed_everything(0)
     policy, schedule = PolicyConfig(str(folder / "sft/hf")), ScheduleConfig("linear", 3, 0.1)
@@ -67,6 +72,7 @@ def train(folder: Path, advantage: GroupRelative, engine: HFEngine, iterations: 
     data = RLVRDataModule(str(folder / "rl.jsonl"), str(folder / "val.jsonl"), batch_size=128, seed=0)
     rollout = RolloutCallback(16, 8, engine, [ExactMatch()], max_new_tokens=5)
     settings = {"check_val_every_n_epoch": 10**6, "enable_checkpointing": False, "gradient_clip_val": 1.0}
+    settings |= trainer_settings
     trainer = quiet_trainer(folder / "rl", rollout, max_epochs=iterations, **settings)
     (before,) = trainer.validate(module, data, verbose=False)
     trainer.fit(module, datamodule=data)
@@ -106,3 +112,20 @@ def test_learning_misses_the_threshold_when_broken(folder, monkeypatch, breakage
     advantage = FlippedSign("none") if breakage == "sign" else GroupRelative("none")
     _, after = train(folder, advantage, FrozenEngine() if breakage == "frozen engine" else HFEngine())
     assert after < THRESHOLD - 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
+def test_learning_on_two_ranks(folder, tmp_path, strategy):
+    """The same threshold under every strategy, live rollouts and all."""
+
+    def learn() -> None:
+        scores = train(folder, GroupRelative("none"), HFEngine(), strategy=strategy_of(strategy), devices=2)
+        (tmp_path / f"rank{os.environ['RANK']}.json").write_text(json.dumps(scores))
+
+    codes = run_forked(learn, tmp_path / "out.txt", 2, timeout=400)
+    assert codes == [0, 0], (tmp_path / "out.txt").read_text()[-3000:]
+    (before, after), other = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    assert [before, after] == other
+    assert 0.1 < before < THRESHOLD - 0.05
+    assert after >= THRESHOLD

@@ -16,6 +16,7 @@ from roll_lightning.models.loading import PolicyConfig
 from roll_lightning.models.lora import LoraConfig
 from roll_lightning.modules.sft import SFTModule
 
+pytestmark = pytest.mark.slow
 STRATEGIES = ["ddp", "fsdp2", "zero1", "zero2", "zero3"]
 
 
