@@ -153,6 +153,7 @@ def load_causal_lm(config: PolicyConfig, seed: int, dropout: bool = True) -> nn.
             f"model.policy.path {config.path} lacks {len(missing)} weights, {missing[0]} among them, which would start "
             f"at random; give a folder with all weights of a causal language model"
         )
+    _keep_trainable(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
@@ -210,6 +211,13 @@ def _load(config: PolicyConfig, model_config: Any, seed: int) -> tuple[Any, list
         _source(config), config=model_config, output_loading_info=True, **settings
     )
     return loaded[0], sorted(loaded[1]["missing_keys"])
+
+
+def _keep_trainable(model: nn.Module) -> None:
+    """On some CPUs bitsandbytes repacks 4-bit weights in eval mode, for good; then no gradient passes through them."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _quantization(config: PolicyConfig) -> Any:

@@ -200,8 +200,9 @@ class LanguageModule(BaseModule):
         """
         _refuse_other_model(checkpoint.get("policy", {}).get("facts", {}), self._facts())
         if self._saves_adapters_only:
-            own = self.state_dict()
-            checkpoint["state_dict"] |= {name: own[name] for name in self._frozen_names()}
+            # Without the quantisation states, which the weights have taken in already.
+            own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+            checkpoint["state_dict"] |= {name: own[name] for name in self._frozen_names() & own.keys()}
 
 
 def _refuse_other_model(saved: dict[str, Any], now: dict[str, Any]) -> None:

@@ -61,9 +61,9 @@ class SGDModule(RLVRModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-def make_task(folder: Path) -> Path:
+def make_task(folder: Path, **model: Any) -> Path:
     """``model`` with dropout and wide weights, so that answers differ, and the files of both kinds of training."""
-    write_model(folder / "model", "qwen2", weights=True, attention_dropout=0.1, initializer_range=0.3)
+    write_model(folder / "model", "qwen2", weights=True, attention_dropout=0.1, initializer_range=0.3, **model)
     write_jsonl(folder / "sft.jsonl", sorting_rows(20, answer="completion"))
     write_jsonl(folder / "sft_val.jsonl", sorting_rows(5, start=20, answer="completion"))
     write_jsonl(folder / "rl.jsonl", sorting_rows(20))
@@ -83,8 +83,12 @@ def make_trainer(root: Path, callbacks: Sequence[Any], attempt: int = 0, **setti
 
 
 def sft_module(task: Path, kind: type[SFTModule] = SFTModule, **settings: Any) -> SFTModule:
-    defaults = {"optimizer": OptimizerConfig(lr=1e-2), "schedule": ScheduleConfig("inverse_sqrt", 2)}
-    return kind(PolicyConfig(str(task / "model")), **(defaults | settings))
+    defaults = {
+        "optimizer": OptimizerConfig(lr=1e-2),
+        "schedule": ScheduleConfig("inverse_sqrt", 2),
+        "policy": PolicyConfig(str(task / "model")),
+    }
+    return kind(**(defaults | settings))
 
 
 def sft_data(task: Path, **settings: Any) -> SFTDataModule:
