@@ -215,9 +215,10 @@ def _load(config: PolicyConfig, model_config: Any, seed: int) -> tuple[Any, list
 
 def _keep_trainable(model: nn.Module) -> None:
     """On some CPUs bitsandbytes repacks 4-bit weights in eval mode, for good; then no gradient passes through them."""
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+    layer: Any
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
 
 
 def _quantization(config: PolicyConfig) -> Any:
