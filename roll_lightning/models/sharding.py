@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy, Strategy
 from torch import nn
 
+from roll_lightning.errors import ConfigError
 from roll_lightning.models.causal_lm import CausalPolicy
 
 
@@ -19,6 +20,21 @@ def is_sharded(strategy: Strategy) -> bool:
 def is_zero3(strategy: Strategy) -> bool:
     """Whether the strategy is DeepSpeed's ZeRO stage 3."""
     return isinstance(strategy, DeepSpeedStrategy) and bool(strategy.zero_stage_3)
+
+
+def check_mesh(strategy: Strategy) -> None:
+    """Refuse tensor parallelism, under which every rank of a tensor-parallel group would do the same work.
+
+    Raises:
+        ConfigError: says what to set.
+    """
+    mesh = getattr(strategy, "device_mesh", None)
+    if mesh is not None and mesh["tensor_parallel"].size() > 1:
+        size = mesh["tensor_parallel"].size()
+        raise ConfigError(
+            f"trainer.strategy has tensor_parallel_size {size}, which is not supported; set it to 1 and "
+            f"data_parallel_size to {size * mesh['data_parallel'].size()}"
+        )
 
 
 def shard_policy(policy: CausalPolicy, module: LightningModule) -> None:

@@ -21,7 +21,7 @@ from roll_lightning.models.causal_lm import CausalPolicy
 from roll_lightning.models.full_tensors import full_tensors
 from roll_lightning.models.loading import PolicyConfig, check_policy, load_policy, model_facts
 from roll_lightning.models.lora import adapter_facts, adapter_tensors, merged_tensors
-from roll_lightning.models.sharding import is_sharded, is_zero3, shard_policy
+from roll_lightning.models.sharding import check_mesh, is_sharded, is_zero3, shard_policy
 from roll_lightning.models.tokenizer import load_tokenizer, stop_token_ids
 from roll_lightning.models.zero3 import hf_in_shards
 from roll_lightning.modules.base import BaseModule
@@ -84,6 +84,7 @@ class LanguageModule(BaseModule):
     def setup(self, stage: str) -> None:  # noqa: ARG002
         """Find wrong paths before a model loads."""
         check_policy(self.policy_config)
+        check_mesh(self.trainer.strategy)
         self._check_lora()
         self.window_metrics = self.make_window_metrics()
 

@@ -49,7 +49,7 @@ def test_the_config_of_the_design_with_short_keys(command):
     assert (model["kl"]["placement"], model["advantage"]["init_args"]["scale"]) == ("loss", "std")
     assert config["data"]["init_args"]["batch_size"] == 64
     assert (config["trainer"]["max_epochs"], config["trainer"]["gradient_clip_val"]) == (3, 1.0)
-    assert config["export"] == {"dirpath": None, "per_step": False}
+    assert config["export"] == {"dirpath": None, "per_step": False, "merge": False}
     rollout = config["rollout"]
     assert (rollout["prompts_per_iteration"], rollout["num_generations"]) == (32, 16)
     assert rollout["engine"]["init_args"]["max_batch_size"] == 64

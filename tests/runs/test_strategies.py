@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 from runs.run_ends import logged
 from runs.tiny_run import SGDModule, make_task, rlvr_module, run_rlvr, run_sft, sft_module
 from spine.forked import run_forked
 from spine.toy import strategy_of
 
+from roll_lightning.errors import ConfigError
 from roll_lightning.models.loading import PolicyConfig
 from roll_lightning.models.lora import LoraConfig
 from roll_lightning.modules.sft import SFTModule
@@ -39,17 +41,28 @@ def one_rank(task, tmp_path_factory):
     return get
 
 
-def go(task: Path, root: Path, kind: str, strategy: str = "auto", epochs: int = 2, attempt: int = 0, **rollout) -> None:
+def go(
+    task: Path,
+    root: Path,
+    kind: str,
+    strategy: str = "auto",
+    epochs: int = 2,
+    attempt: int = 0,
+    policy: dict[str, Any] | None = None,
+    precision: str = "32-true",
+    **rollout: Any,
+) -> None:
     ranks = 1 if strategy == "auto" else 2
 
     def start() -> None:
-        settings: dict[str, Any] = {"attempt": attempt, "devices": ranks, "max_epochs": epochs}
+        settings: dict[str, Any] = {"attempt": attempt, "devices": ranks, "max_epochs": epochs, "precision": precision}
         settings["strategy"] = strategy_of(strategy)
         if kind == "sft":
             run_sft(task, root, module=sft_module(task, SGDSFT), **settings)
         else:
-            lora = {"policy": PolicyConfig(str(task / "model"), lora=LoraConfig(r=4))} if kind == "lora" else {}
-            run_rlvr(task, root, module=rlvr_module(task, SGDModule, **lora), rollout=rollout, **settings)
+            lora = LoraConfig(r=4) if kind == "lora" else None
+            config = PolicyConfig(str(task / "model"), lora=lora, **(policy or {}))
+            run_rlvr(task, root, module=rlvr_module(task, SGDModule, policy=config), rollout=rollout, **settings)
 
     codes = run_forked(start, root / f"out{attempt}.txt", ranks)
     assert codes == [0] * ranks, (root / f"out{attempt}.txt").read_text()[-3000:]
@@ -110,3 +123,34 @@ def test_T44_T45_resumed_and_exported(task, one_rank, tmp_path, kind, strategy):
     found, expected = exported(tmp_path / "parts"), exported(tmp_path / "whole")
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "policy", "precision"),
+    [
+        ("fsdp2", "lora", {"dtype": "bfloat16"}, "32-true"),
+        ("zero3", "lora", {"dtype": "bfloat16"}, "32-true"),
+        ("fsdp2", "rlvr", {"gradient_checkpointing": True}, "bf16-mixed"),
+        ("zero2", "rlvr", {"gradient_checkpointing": True}, "bf16-mixed"),
+        ("zero3", "rlvr", {"gradient_checkpointing": True}, "bf16-mixed"),
+        ("ddp", "lora", {"gradient_checkpointing": True}, "bf16-mixed"),
+    ],
+)
+def test_precision_and_checkpointed_activations(task, one_rank, tmp_path, strategy, kind, policy, precision):
+    """The rollouts' first step, close to float32."""
+    reference = one_rank(kind)
+    replay = str(reference / "rollouts")
+    go(task, tmp_path, kind, strategy, policy=policy, precision=precision, epochs=1, replay_dir=replay)
+    found, expected = logged(tmp_path), logged(reference)
+    key = (0, "critic/entropy/mean")
+    assert found[key] == pytest.approx(expected[key], rel=0.02)
+
+
+def test_tensor_parallelism_is_refused(task, tmp_path):
+    def start() -> None:
+        strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
+        with pytest.raises(ConfigError, match="tensor_parallel_size 2, which is not supported; set it to 1 and data"):
+            run_rlvr(task, tmp_path, module=rlvr_module(task), strategy=strategy, devices=2, max_epochs=1)
+
+    codes = run_forked(start, tmp_path / "out.txt", 2)
+    assert codes == [0, 0], (tmp_path / "out.txt").read_text()[-3000:]
