@@ -9,20 +9,28 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
+from tiny import write_instruct_model
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
 def quickstart_folder(tmp_path_factory) -> Path:
-    """A working folder with the quickstart's data, model config and a short SFT run, as the documentation assumes."""
+    """A working folder as the documentation assumes.
+
+    It has what the quickstart writes, after a short SFT run, and what `make example-real-data` writes, with a tiny
+    model in place of the real one.
+    """
     from roll_lightning.cli import main
 
     folder = tmp_path_factory.mktemp("quickstart")
     sys.path.insert(0, str(ROOT / "examples"))
-    from sorting_task import make_task
+    import sorting_task
+    import sums_task
 
-    make_task(folder / "runs/quickstart", seed=0, warmup=512, train=256, held_out=16)
+    sorting_task.make_task(folder / "runs/quickstart", seed=0, warmup=512, train=256, held_out=16)
+    sums_task.make_task(folder / "runs/real_model/data", seed=0)
+    write_instruct_model(folder / "runs/models/SmolLM2-135M-Instruct")
     (folder / "configs").symlink_to(ROOT / "configs")
     before = Path.cwd()
     os.chdir(folder)

@@ -51,6 +51,25 @@ def write_model(folder: Path, model_type: str = "llama", weights: bool = False, 
     return folder
 
 
+def write_instruct_model(folder: Path) -> Path:
+    """Write a whole model of two layers with a chat template, one token per printable character; the folder."""
+    import string
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from roll_lightning.models.tokenizer import character_tokenizer, read_chat_template
+
+    tokenizer = character_tokenizer(string.printable)
+    tokenizer.chat_template = read_chat_template("plain")
+    tokenizer.save_pretrained(folder)
+    config = tiny_config(vocab_size=len(tokenizer), max_position_embeddings=256)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
     """Write rows; the path."""
     path.parent.mkdir(parents=True, exist_ok=True)

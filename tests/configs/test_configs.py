@@ -8,7 +8,8 @@ import pytest
 
 from roll_lightning.cli import main
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = sorted([*FOLDER.glob("*.yaml"), *(FOLDER / "examples").glob("*.yaml")])
 SHORT = ["--trainer.max_steps", "2", "--trainer.max_epochs", "2", "--trainer.num_sanity_val_steps", "0"]
 
 
