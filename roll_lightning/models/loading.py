@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import nn
 
 from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
+from roll_lightning.hub import hub_fault, is_below_local_folder, is_hub_name
 from roll_lightning.models.adapter_files import add_adapter, check_adapter_folder, is_adapter_folder, weights_digest
 from roll_lightning.models.causal_lm import CausalPolicy
 from roll_lightning.models.full_tensors import full_tensors
@@ -24,7 +24,6 @@ from roll_lightning.models.zero3 import whole_modules
 
 Bits = Literal[4, 8]
 DType = Literal["float32", "bfloat16", "float16"]
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass
@@ -107,10 +106,13 @@ def _check_model_path(config: PolicyConfig) -> None:
     if not config.path:
         raise ConfigError("model.policy.path is empty; give a folder with config.json, or a hub name")
     if not folder.exists():
-        if not _may_be_hub_name(config.path):
+        if not is_hub_name(config.path) or is_below_local_folder(config.path):
             raise ConfigError(
                 f"model.policy.path {config.path} does not exist; give a folder with config.json, or a hub name"
             )
+        fault = hub_fault(config.path, "model")
+        if fault is not None:
+            raise ConfigError(f"model.policy.path {fault}")
         return
     if is_adapter_folder(folder):
         base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -270,9 +272,3 @@ def model_facts(config: Any) -> dict[str, Any]:
 def _has_weights(folder: Path) -> bool:
     patterns = ("*.safetensors", "*.bin", "*.safetensors.index.json")
     return any(any(folder.glob(pattern)) for pattern in patterns)
-
-
-def _may_be_hub_name(path: str) -> bool:
-    """Whether a path that does not exist is spelt ``name`` or ``owner/name``, and no folder ``owner`` is here."""
-    parent = Path(path).parent
-    return bool(_HUB_NAME.fullmatch(path)) and not path.startswith(".") and not (parent != Path() and parent.is_dir())

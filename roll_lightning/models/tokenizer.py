@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
+from roll_lightning.hub import hub_fault, is_below_local_folder, is_hub_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -22,7 +22,6 @@ _TOKENIZER_FILES = (
     "vocab.*",
     "*.tiktoken",
 )
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
@@ -148,8 +147,12 @@ def _load(path: str) -> PreTrainedTokenizerBase:
     if folder.is_dir():
         if not any(True for pattern in _TOKENIZER_FILES for _ in folder.glob(pattern)):
             raise ConfigError(f"folder {path!r} has no tokenizer; save one there, or pass another as `tokenizer: path`")
-    elif not _may_be_hub_name(path):
+    elif not is_hub_name(path) or is_below_local_folder(path):
         raise ConfigError(f"there is no folder {path!r}; correct the path, or pass another as `tokenizer: path`")
+    else:
+        fault = hub_fault(path, "model")
+        if fault is not None:
+            raise ConfigError(f"the tokenizer of {fault}")
     try:
         return AutoTokenizer.from_pretrained(source)
     except Exception as error:
@@ -162,12 +165,6 @@ def _load(path: str) -> PreTrainedTokenizerBase:
             f"{path!r} is no local folder, and the hub did not give a tokenizer of that name ({first_line(error)}); "
             "correct it, or pass a local folder as `tokenizer: path`"
         ) from error
-
-
-def _may_be_hub_name(path: str) -> bool:
-    parent = Path(path).parent
-    in_local_folder = parent != Path() and parent.is_dir()
-    return bool(_HUB_NAME.fullmatch(path)) and not path.startswith(".") and not in_local_folder
 
 
 def _check_syntax(tokenizer: PreTrainedTokenizerBase, name: str) -> None:

@@ -8,8 +8,9 @@ from roll_lightning.data.jsonl import Row
 from roll_lightning.data.readers.content import similar_path
 from roll_lightning.data.readers.files import file_suffix, read_file
 from roll_lightning.data.readers.folder import is_saved_dataset, read_folder, read_saved
-from roll_lightning.data.readers.hub import is_hub_name, read_hub
+from roll_lightning.data.readers.hub import read_hub
 from roll_lightning.errors import DataError
+from roll_lightning.hub import is_hub_name
 
 
 def is_local(source: str) -> bool:
