@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from roll_lightning.data.chat import check_messages, encode_prompt, render_prompt
+from roll_lightning.data.chat import encode_prompt, render_prompt
+from roll_lightning.data.domains import DomainConfig, conversation
 from roll_lightning.data.encode import encode_prompt_text
-from roll_lightning.data.jsonl import Row, read_jsonl, require_column
-from roll_lightning.data.types import Prompt
+from roll_lightning.data.jsonl import Row, require_column
+from roll_lightning.data.sources import RowSource, read_rows
+from roll_lightning.data.types import Message, Prompt
 from roll_lightning.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -39,81 +41,103 @@ class PromptDataset:
         )
 
 
+@dataclass(frozen=True)
+class PromptSettings:
+    """How rows become prompts.
+
+    Args:
+        prompt_column: ``None`` takes ``prompt`` or ``messages``, whichever is there.
+        answer_column: what verifiers compare with; ``None`` if the rewards need no answer.
+        answer_pattern: a regular expression with one group; the group of its last match in the answer is the answer,
+            e.g. ``#### (.+)`` for GSM8K. ``None`` takes it whole.
+        chat: a prompt that is a string becomes a user turn of the chat template; it does so anyway in a domain with a
+            system prompt or examples. Otherwise it is tokenised as it is.
+        domains: what the prompts of a domain have in common, by its name.
+        max_prompt_length: longest prompt in tokens; ``None`` sets no limit.
+        overlong: ``"error"`` refuses a longer prompt, ``"drop"`` leaves it out and counts it.
+
+    Raises:
+        ConfigError: a wrong ``max_prompt_length``, ``overlong`` or ``answer_pattern``.
+    """
+
+    prompt_column: str | None = None
+    answer_column: str | None = "answer"
+    answer_pattern: str | None = None
+    chat: bool = False
+    domains: Mapping[str, DomainConfig] = field(default_factory=dict)
+    max_prompt_length: int | None = None
+    overlong: Literal["error", "drop"] = "error"
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_length is not None and self.max_prompt_length < 1:
+            raise ConfigError(f"max_prompt_length is {self.max_prompt_length}; it must be 1 or more")
+        if self.overlong not in ("error", "drop"):
+            raise ConfigError(f"overlong is {self.overlong!r}; it must be 'error' or 'drop'")
+        if self.answer_pattern is None:
+            return
+        if self.answer_column is None:
+            raise ConfigError("answer_pattern is set, but answer_column is null; set both, or leave the pattern out")
+        try:
+            groups = re.compile(self.answer_pattern).groups
+        except re.error as error:
+            raise ConfigError(f"answer_pattern {self.answer_pattern!r} is no regular expression: {error}") from error
+        if groups != 1:
+            raise ConfigError(
+                f"answer_pattern {self.answer_pattern!r} has {groups} groups; it needs exactly one, around the answer"
+            )
+
+
 def load_prompts(
-    path: str | Path,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    prompt_column: str | None = None,
-    answer_column: str | None = "answer",
-    max_prompt_length: int | None = None,
-    overlong: Literal["error", "drop"] = "error",
+    source: str | RowSource, tokenizer: PreTrainedTokenizerBase, settings: PromptSettings, split: str = "train"
 ) -> PromptDataset:
-    """Read a JSON Lines file of prompts; see :func:`tokenise_prompts`."""
-    return tokenise_prompts(
-        read_jsonl(path),
-        tokenizer,
-        prompt_column=prompt_column,
-        answer_column=answer_column,
-        max_prompt_length=max_prompt_length,
-        overlong=overlong,
-    )
+    """Read the rows of a source and make prompts of them; see :func:`tokenise_prompts`."""
+    return tokenise_prompts(read_rows(source, split), tokenizer, settings)
 
 
 def tokenise_prompts(
     rows: Sequence[Row],
     tokenizer: PreTrainedTokenizerBase,
-    *,
-    prompt_column: str | None = None,
-    answer_column: str | None = "answer",
-    max_prompt_length: int | None = None,
-    overlong: Literal["error", "drop"] = "error",
+    settings: PromptSettings = PromptSettings(),
 ) -> PromptDataset:
     """Make prompts from rows.
 
-    A prompt is a string (tokenised as it is) or a list of messages (by the chat template, up to where the assistant
-    begins). Optional columns are ``domain`` (a string, default ``"default"``) and ``id`` (a string or whole number,
-    default ``file:line``). Every further column is kept in ``Prompt.columns``.
+    A prompt is a string (tokenised as it is, or as a user turn) or a list of messages (by the chat template, up to
+    where the assistant begins). Optional columns are ``domain`` (a string, default ``"default"``) and ``id`` (a string or
+    whole number, default ``file:line``). Every further column is kept in ``Prompt.columns``.
 
     Args:
-        rows: rows of one file.
+        rows: rows of one source.
         tokenizer: with a chat template if there are messages.
-        prompt_column: ``None`` takes ``prompt`` or ``messages``, whichever is there.
-        answer_column: what verifiers compare with; ``None`` if the rewards need no answer.
-        max_prompt_length: longest prompt in tokens; ``None`` sets no limit.
-        overlong: ``"error"`` refuses a longer prompt, ``"drop"`` leaves it out and counts it.
+        settings: see :class:`PromptSettings`.
 
     Raises:
-        ConfigError: a wrong ``max_prompt_length`` or ``overlong``, or no chat template.
+        ConfigError: no chat template.
         DataError: a missing column, a malformed row, a too long or empty prompt, a repeated id, or no prompt left.
     """
-    if max_prompt_length is not None and max_prompt_length < 1:
-        raise ConfigError(f"max_prompt_length is {max_prompt_length}; it must be 1 or more")
-    if overlong not in ("error", "drop"):
-        raise ConfigError(f"overlong is {overlong!r}; it must be 'error' or 'drop'")
-    prompt_column = prompt_column or _find_prompt_column(rows)
+    prompt_column = settings.prompt_column or _find_prompt_column(rows)
     require_column(rows, prompt_column, "another name: prompt_column")
-    if answer_column is not None:
-        require_column(rows, answer_column, "another name, or null for rewards that need none: answer_column")
+    if settings.answer_column is not None:
+        require_column(rows, settings.answer_column, "another name, or null for rewards that need none: answer_column")
     prompts: list[Prompt] = []
-    dropped, lines = 0, dict[str, int]()
+    dropped, places = 0, dict[str, str]()
     for row in rows:
-        prompt = _make_prompt(row, tokenizer, prompt_column, answer_column)
-        if prompt.id in lines:
-            raise DataError(f"{row.where} has the id {prompt.id!r} of line {lines[prompt.id]}; ids must be unique")
-        lines[prompt.id] = row.line
-        length = len(prompt.token_ids)
-        if max_prompt_length is None or length <= max_prompt_length:
+        prompt = _make_prompt(row, tokenizer, prompt_column, settings)
+        if prompt.id in places:
+            raise DataError(f"{row.where} has the id {prompt.id!r} of {places[prompt.id]}; ids must be unique")
+        places[prompt.id] = row.where
+        length, limit = len(prompt.token_ids), settings.max_prompt_length
+        if limit is None or length <= limit:
             prompts.append(prompt)
-        elif overlong == "drop":
+        elif settings.overlong == "drop":
             dropped += 1
         else:
             raise DataError(
-                f"{row.where}: the prompt has {length} tokens, more than max_prompt_length {max_prompt_length}; raise "
+                f"{row.where}: the prompt has {length} tokens, more than max_prompt_length {limit}; raise "
                 "max_prompt_length, or set overlong to drop"
             )
     if not prompts:
         raise DataError(
-            f"{rows[0].file}: all {len(rows)} prompts are longer than max_prompt_length {max_prompt_length}"
+            f"{rows[0].file}: all {len(rows)} prompts are longer than max_prompt_length {settings.max_prompt_length}"
         )
     return PromptDataset(prompts, dropped)
 
@@ -127,34 +151,50 @@ def _find_prompt_column(rows: Sequence[Row]) -> str:
     return found[0] if found else "prompt"
 
 
-def _make_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, prompt_column: str, answer_column: str | None) -> Prompt:
-    value = row.values[prompt_column]
-    messages: list[dict[str, str]] = []
-    if isinstance(value, str):
+def _make_prompt(row: Row, tokenizer: PreTrainedTokenizerBase, prompt_column: str, settings: PromptSettings) -> Prompt:
+    value, name = row.values[prompt_column], _domain(row)
+    if not isinstance(value, str | list):
+        raise DataError(
+            f"{row.where}: {prompt_column} must be a string or a list of messages, not {type(value).__name__}"
+        )
+    domain = settings.domains.get(name, DomainConfig())
+    messages: list[Message] = []
+    if isinstance(value, str) and not settings.chat and not domain.has_turns:
         text, token_ids = value, encode_prompt_text(tokenizer, value, row.where)
-    elif isinstance(value, list):
-        messages = check_messages(value, row.where)
+    else:
+        messages = conversation(value, domain, row.where)
         if messages[-1]["role"] == "assistant":
             raise DataError(
                 f"{row.where}: the messages end with an assistant turn, so there is nothing to answer; remove it"
             )
         token_ids, text = encode_prompt(tokenizer, messages, row.where), render_prompt(tokenizer, messages)
-    else:
-        raise DataError(
-            f"{row.where}: {prompt_column} must be a string or a list of messages, not {type(value).__name__}"
-        )
     if not token_ids:
         raise DataError(f"{row.where}: the prompt is empty")
-    used = {prompt_column, answer_column, "domain", "id"}
+    used = {prompt_column, settings.answer_column, "domain", "id"}
     return Prompt(
         id=_prompt_id(row),
         token_ids=tuple(token_ids),
         text=text,
-        answer=None if answer_column is None else row.values[answer_column],
-        domain=_domain(row),
+        answer=_answer(row, settings),
+        domain=name,
         messages=tuple(messages),
-        columns={name: column for name, column in row.values.items() if name not in used},
+        columns={column: value for column, value in row.values.items() if column not in used},
     )
+
+
+def _answer(row: Row, settings: PromptSettings) -> Any:
+    if settings.answer_column is None:
+        return None
+    answer = row.values[settings.answer_column]
+    if settings.answer_pattern is None:
+        return answer
+    found = re.findall(settings.answer_pattern, answer) if isinstance(answer, str) else []
+    if not found:
+        raise DataError(
+            f"{row.where}: answer_pattern {settings.answer_pattern!r} does not occur in {settings.answer_column} "
+            f"{str(answer)[-40:]!r}"
+        )
+    return found[-1].strip()
 
 
 def _prompt_id(row: Row) -> str:

@@ -7,13 +7,17 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from roll_lightning.callbacks.exact_resume import resume_position
 from roll_lightning.data.batch import ExperienceBatch, PromptBatch, WindowTotals
+from roll_lightning.data.domains import DomainConfig, check_domains, domain_shares
 from roll_lightning.data.experience import Experience
 from roll_lightning.data.loader import FixedLoader
 from roll_lightning.data.planner import Rows, Window, permutation
+from roll_lightning.data.prompt_schedule import PromptSchedule
+from roll_lightning.data.prompts import PromptSettings, load_prompts
+from roll_lightning.data.sources import RowSource, source_name
 from roll_lightning.data.types import Prompt
 from roll_lightning.datamodules.base import PlannedDataModule
 from roll_lightning.errors import ConfigError
@@ -27,12 +31,17 @@ class RLVRDataModule(PlannedDataModule):
     """Tasks with verifiable answers. One epoch of the trainer is one rollout iteration.
 
     Args:
-        train: JSONL with a prompt (text or messages) and an answer in each row.
+        train: rows with a prompt (text or messages) and an answer: a file, a folder, a hub name, or a
+            :class:`~roll_lightning.data.sources.RowSource`.
         val: the same for validation and testing.
         predict: the same for ``predict``; ``None`` takes ``val``.
         batch_size: samples per optimizer step over all ranks.
         ppo_epochs: passes over the rollouts of an iteration.
+        prompt_column: the column of the prompt; ``None`` takes ``prompt`` or ``messages``, whichever is there.
         answer_column: the column that a verifier compares with; ``None`` for rewards that need no answer.
+        answer_pattern: a regular expression with one group, around the answer in that column, e.g. ``#### (.+)``.
+        chat: a prompt that is a string becomes a user turn of the chat template, instead of being taken as it is.
+        domains: system prompt, worked examples and share of each iteration, by domain.
         max_prompt_length: longest prompt in tokens.
         overlong: what becomes of a longer one: ``"error"`` refuses it, ``"drop"`` leaves it out and counts it.
         val_batch_size: prompts that are validated together, over all ranks.
@@ -42,12 +51,16 @@ class RLVRDataModule(PlannedDataModule):
 
     def __init__(
         self,
-        train: str | None = None,
-        val: str | None = None,
-        predict: str | None = None,
+        train: str | RowSource | None = None,
+        val: str | RowSource | None = None,
+        predict: str | RowSource | None = None,
         batch_size: int = 256,
         ppo_epochs: int = 1,
+        prompt_column: str | None = None,
         answer_column: str | None = "answer",
+        answer_pattern: str | None = None,
+        chat: bool = False,
+        domains: dict[str, DomainConfig] | None = None,
         max_prompt_length: int = 1024,
         overlong: Literal["error", "drop"] = "error",
         val_batch_size: int = 256,
@@ -59,29 +72,23 @@ class RLVRDataModule(PlannedDataModule):
             raise ConfigError(f"data.ppo_epochs is {ppo_epochs}; it must be 1 or more")
         self.train, self.val, self.predict = train, val, predict
         self.ppo_epochs = ppo_epochs
-        self.answer_column = answer_column
-        self.max_prompt_length = max_prompt_length
-        self.overlong = overlong
+        self.domains = domains or {}
+        self.prompt_settings = PromptSettings(
+            prompt_column, answer_column, answer_pattern, chat, self.domains, max_prompt_length, overlong
+        )
         self.val_batch_size = val_batch_size
         self.train_prompts: list[Prompt] = []
         self.val_prompts: list[Prompt] = []
         self.predict_prompts: list[Prompt] = []
         self._experience: Experience | None = None
         self._experience_iteration: int | None = None
+        self._schedule: PromptSchedule | None = None
         self._fingerprint: str | None = None
 
-    def load_prompts(self, file: str) -> list[Prompt]:
-        """Read and tokenise a file of prompts with the module's tokenizer."""
-        from roll_lightning.data.prompts import load_prompts
-
-        dataset = load_prompts(
-            file,
-            self.attached_trainer.lightning_module.tokenizer,
-            answer_column=self.answer_column,
-            max_prompt_length=self.max_prompt_length,
-            overlong=self.overlong,
-        )
-        rank_zero_info(f"{file}: {dataset.summary()}")
+    def load_prompts(self, source: str | RowSource, split: str = "train") -> list[Prompt]:
+        """Read the prompts of a source and tokenise them with the module's tokenizer."""
+        dataset = load_prompts(source, self.attached_trainer.lightning_module.tokenizer, self.prompt_settings, split)
+        rank_zero_info(f"{source_name(source)}: {dataset.summary()}")
         return dataset.prompts
 
     @property
@@ -106,19 +113,21 @@ class RLVRDataModule(PlannedDataModule):
         if stage == "fit":
             self._check_division()
             if not self.train:
-                raise ConfigError("data.train is not set; give the JSONL file of training prompts")
+                raise ConfigError("data.train is not set; give a file, folder or hub name of training prompts")
             self.train_prompts = self.train_prompts or self.load_prompts(self.train)
-            self._check_enough_prompts()
+            self._plan_iterations(source_name(self.train))
             self._check_budget()
         if stage in ("fit", "validate", "test") and self.val:
-            self.val_prompts = self.val_prompts or self.load_prompts(self.val)
+            self.val_prompts = self.val_prompts or self.load_prompts(self.val, "validation")
+            self._warn_of_overlap()
         if stage in ("validate", "test") and not self.val:
             raise ConfigError(f"data.val is not set, so there is nothing to {TrainerFn(stage).value}")
         if stage == "predict":
-            file = self.predict or self.val
-            if not file:
+            source = self.predict or self.val
+            if not source:
                 raise ConfigError("neither data.predict nor data.val is set, so there is nothing to predict")
-            self.predict_prompts = self.predict_prompts or self.load_prompts(file)
+            split = "test" if self.predict else "validation"
+            self.predict_prompts = self.predict_prompts or self.load_prompts(source, split)
 
     def _check_division(self) -> None:
         rollout = self.rollout
@@ -132,13 +141,19 @@ class RLVRDataModule(PlannedDataModule):
                 f"{self.batch_size}; set data.batch_size to {' or '.join(map(str, sorted({below, above})))}"
             )
 
-    def _check_enough_prompts(self) -> None:
-        wanted, have = self.rollout.prompts_per_iteration, len(self.train_prompts)
-        if wanted > have:
-            raise ConfigError(
-                f"rollout.prompts_per_iteration {wanted} is more than the {have} prompts of {self.train}; "
-                f"set it to {have} or less"
-            )
+    def _plan_iterations(self, source: str) -> None:
+        present = {prompt.domain for prompt in self.train_prompts}
+        check_domains(self.domains, present, source)
+        shares = domain_shares(self.domains, present, source)
+        self._schedule = PromptSchedule(self.train_prompts, self.seed, shares)
+        self._schedule.check(self.rollout.prompts_per_iteration)
+
+    def _warn_of_overlap(self) -> None:
+        """Validation on prompts that are trained on measures memory."""
+        trained = {prompt.token_ids for prompt in self.train_prompts}
+        shared = sum(prompt.token_ids in trained for prompt in self.val_prompts)
+        if shared:
+            rank_zero_warn(f"{shared} of {len(self.val_prompts)} validation prompts are training prompts, too")
 
     def _check_budget(self) -> None:
         longest = sorted((len(prompt.token_ids) for prompt in self.train_prompts), reverse=True)
@@ -147,19 +162,10 @@ class RLVRDataModule(PlannedDataModule):
         self.planner.check_fits([length + limit for length in longest for _ in range(generations)][: self.batch_size])
 
     def prompts(self, iteration: int, count: int) -> list[Prompt]:
-        """The prompts of an iteration: pass after pass over the file, each in its own order.
-
-        They depend on the seed and the iteration alone, so a resumed run draws the same.
-        """
-        total = len(self.train_prompts)
-        orders: dict[int, list[int]] = {}
-        chosen = []
-        for position in range(iteration * count, (iteration + 1) * count):
-            number, place = divmod(position, total)
-            if number not in orders:
-                orders[number] = permutation(total, self.seed, "prompts", number)
-            chosen.append(self.train_prompts[orders[number][place]])
-        return chosen
+        """The prompts of an iteration; see :class:`~roll_lightning.data.prompt_schedule.PromptSchedule`."""
+        if self._schedule is None:
+            self._schedule = PromptSchedule(self.train_prompts, self.seed)
+        return self._schedule.draw(iteration, count)
 
     def set_experience(self, experience: Experience, iteration: int) -> None:
         """Fill the buffer."""
@@ -238,6 +244,7 @@ class RLVRDataModule(PlannedDataModule):
             "data.ppo_epochs": self.ppo_epochs,
             "rollout.prompts_per_iteration": rollout.prompts_per_iteration,
             "rollout.num_generations": rollout.num_generations,
+            "the shares of data.domains": {name: domain.share for name, domain in self.domains.items()},
         }
 
     def state_dict(self) -> dict[str, Any]:

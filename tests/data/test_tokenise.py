@@ -8,7 +8,7 @@ from tiny_tokenizers import bpe_tokenizer, turns, word_tokenizer
 
 from roll_lightning.data.encode import encode_prompt_text
 from roll_lightning.data.jsonl import Row
-from roll_lightning.data.prompts import tokenise_prompts
+from roll_lightning.data.prompts import PromptSettings, tokenise_prompts
 from roll_lightning.data.tokenise import TokenisedRow, load_rows, tokenise_rows
 from roll_lightning.errors import ConfigError, DataError
 from roll_lightning.models.tokenizer import character_tokenizer, read_chat_template
@@ -62,7 +62,7 @@ def test_T30_tokens_are_never_decoded_and_encoded_again():
         cut = draw.randint(1, len(text))
         prompt, completion = text[:cut], text[cut:]
         (row,) = tokenise_rows(rows_of(pair(prompt, completion)), tokenizer).rows
-        (task,) = tokenise_prompts(rows_of({"prompt": prompt}), tokenizer, answer_column=None).prompts
+        (task,) = tokenise_prompts(rows_of({"prompt": prompt}), tokenizer, PromptSettings(answer_column=None)).prompts
         cut_ids, end = len(task.token_ids), tokenizer.eos_token_id
         assert tuple(row.input_ids[:cut_ids]) == task.token_ids == tuple(tokenizer(prompt).input_ids)
         assert row.input_ids[cut_ids:] == [*tokenizer(completion).input_ids, end]

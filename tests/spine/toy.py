@@ -59,7 +59,7 @@ def _answer(task, sample, iteration) -> Rollout:
 
 
 class ToyDataModule(RLVRDataModule):
-    def load_prompts(self, file):
+    def load_prompts(self, source, split="train"):
         return PROMPTS
 
     def fingerprint(self) -> str:
