@@ -74,6 +74,6 @@ class PromptSchedule:
 def _check_enough(count: int, wanted: int, have: int, what: str) -> None:
     if wanted > have:
         raise ConfigError(
-            f"rollout.prompts_per_iteration {count} needs {wanted} {what}, but data.train has {have}; lower it, or give "
-            f"more rows"
+            f"rollout.prompts_per_iteration {count} needs {wanted} {what}, but data.train has {have}; lower it, or "
+            f"give more rows"
         )

@@ -102,8 +102,8 @@ def tokenise_prompts(
     """Make prompts from rows.
 
     A prompt is a string (tokenised as it is, or as a user turn) or a list of messages (by the chat template, up to
-    where the assistant begins). Optional columns are ``domain`` (a string, default ``"default"``) and ``id`` (a string or
-    whole number, default ``file:line``). Every further column is kept in ``Prompt.columns``.
+    where the assistant begins). Optional columns are ``domain`` (a string, default ``"default"``) and ``id`` (a string
+    or whole number, default ``file:line``). Every further column is kept in ``Prompt.columns``.
 
     Args:
         rows: rows of one source.

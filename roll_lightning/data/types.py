@@ -51,7 +51,9 @@ class Rollout:
         turns: assistant turns in it.
         score: what the verifiers say (raw), ``None`` when no reward could score it.
         reward: what is trained on: the score and all shaping terms.
-        components: raw value of each reward by name.
+        components: raw value of each reward that serves the prompt's domain, by name.
+        reward_faults: by name, the rewards that hung or crashed on it: ``"overrun"`` where that counts as a value,
+            ``"failure"`` where it could not be scored.
     """
 
     prompt: Prompt
@@ -67,6 +69,7 @@ class Rollout:
     score: float | None = None
     reward: float | None = None
     components: dict[str, float | None] = field(default_factory=dict)
+    reward_faults: dict[str, str] = field(default_factory=dict)
 
     def to(self, device: object) -> Rollout:  # noqa: ARG002
         """Nothing to move; Lightning asks this of everything that a step returns."""

@@ -110,10 +110,10 @@ def test_counts_that_do_not_divide():
     schedule = PromptSchedule(prompts(maths=50, code=50), 0, {"maths": 0.3, "code": 0.7})
     with pytest.raises(ConfigError, match="prompts_per_iteration 32 into whole prompts; set it to 30 or 40"):
         schedule.check(32)
-    with pytest.raises(ConfigError, match="set it to 10$"):
+    with pytest.raises(ConfigError, match=r"set it to 10$"):
         schedule.check(4)
     schedule.check(40)
-    with pytest.raises(ConfigError, match="needs 56 prompts of domain code, but data.train has 50"):
+    with pytest.raises(ConfigError, match=r"needs 56 prompts of domain code, but data.train has 50"):
         schedule.check(80)
 
 
