@@ -51,9 +51,9 @@ class RLVRDataModule(PlannedDataModule):
 
     def __init__(
         self,
-        train: str | RowSource | None = None,
-        val: str | RowSource | None = None,
-        predict: str | RowSource | None = None,
+        train: RowSource | str | None = None,
+        val: RowSource | str | None = None,
+        predict: RowSource | str | None = None,
         batch_size: int = 256,
         ppo_epochs: int = 1,
         prompt_column: str | None = None,

@@ -49,8 +49,8 @@ class SFTDataModule(PlannedDataModule):
 
     def __init__(
         self,
-        train: str | RowSource | None = None,
-        val: str | RowSource | None = None,
+        train: RowSource | str | None = None,
+        val: RowSource | str | None = None,
         batch_size: int = 64,
         max_length: int = 2048,
         overlong: Literal["truncate", "drop", "error"] = "truncate",
