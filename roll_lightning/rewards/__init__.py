@@ -7,6 +7,7 @@ from roll_lightning.rewards.base import Reward, RewardFunction, RewardResult, re
 from roll_lightning.rewards.exact_match import ExactMatch
 from roll_lightning.rewards.function import FunctionReward
 from roll_lightning.rewards.length import LengthPenalty
+from roll_lightning.rewards.math_verify import MathVerify
 from roll_lightning.rewards.pool import RewardPool
 from roll_lightning.rewards.regex import RegexMatch
 from roll_lightning.rewards.scorer import RewardScorer
@@ -16,6 +17,7 @@ __all__ = [
     "ExactMatch",
     "FunctionReward",
     "LengthPenalty",
+    "MathVerify",
     "RegexMatch",
     "Reward",
     "RewardFunction",

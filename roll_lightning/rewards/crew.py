@@ -8,10 +8,28 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 from roll_lightning.data.types import Rollout
 from roll_lightning.rewards.process import WorkerProcess
 from roll_lightning.rewards.results import Fault, Outcome
+
+
+@dataclass(frozen=True)
+class Task:
+    """One rollout for one reward.
+
+    Args:
+        reward: the reward's number in the worker's :class:`~roll_lightning.rewards.worker.Setup`.
+        rollout: what to score.
+        deadline: seconds for it.
+        value_on_overrun: see :class:`~roll_lightning.rewards.RewardFunction`.
+    """
+
+    reward: int
+    rollout: Rollout
+    deadline: float
+    value_on_overrun: float | None = None
 
 
 class Crew:
@@ -36,13 +54,12 @@ class Crew:
         """Process ids of the workers that have been started and not replaced."""
         return [worker.pid for worker in self._workers if worker is not None]
 
-    def run(self, tasks: Sequence[tuple[int, Rollout]], deadline: float, stop_at_fault: bool) -> dict[int, Outcome]:
-        """The outcome of each task (number of the reward, rollout), by the task's place in ``tasks``.
+    def run(self, tasks: Sequence[Task], stop_at_failure: bool) -> dict[int, Outcome]:
+        """The outcome of each task by its place in ``tasks``.
 
         Args:
             tasks: the work; one call at a time, a second thread waits for its turn.
-            deadline: seconds for each of them.
-            stop_at_fault: begin no further task after a fault; outcomes are then missing.
+            stop_at_failure: begin no further task after a failure; outcomes are then missing.
 
         Raises:
             RewardError: a worker does not start.
@@ -55,11 +72,11 @@ class Crew:
             try:
                 while waiting and not stop.is_set():
                     try:
-                        place, (reward, rollout) = waiting.popleft()
+                        place, task = waiting.popleft()
                     except IndexError:  # another thread took the last one
                         return
-                    outcome = outcomes[place] = self._worker(slot).ask(reward, rollout, deadline)
-                    if stop_at_fault and isinstance(outcome, Fault):
+                    outcome = outcomes[place] = self._outcome(slot, task)
+                    if stop_at_failure and isinstance(outcome, Fault) and outcome.is_failure:
                         stop.set()
             except BaseException:
                 stop.set()
@@ -77,6 +94,12 @@ class Crew:
                     worker.terminate()
                 raise
         return outcomes
+
+    def _outcome(self, slot: int, task: Task) -> Outcome:
+        outcome = self._worker(slot).ask(task.reward, task.rollout, task.deadline)
+        if isinstance(outcome, Fault) and outcome.overrun:
+            return replace(outcome, value=task.value_on_overrun)
+        return outcome
 
     def _worker(self, slot: int) -> WorkerProcess:
         worker = self._workers[slot]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from roll_lightning.data.types import Rollout
-from roll_lightning.errors import ConfigError
 from roll_lightning.rewards.base import RewardFunction, RewardResult
-from roll_lightning.rewards.regex import compile_pattern
+from roll_lightning.rewards.regex import answer_pattern
 
 
 class ExactMatch(RewardFunction):
@@ -27,14 +25,7 @@ class ExactMatch(RewardFunction):
     def __init__(self, strip: bool = True, ignore_case: bool = False, extract: str | None = None) -> None:
         self.strip = strip
         self.ignore_case = ignore_case
-        self.extract: re.Pattern[str] | None = None
-        if extract is not None:
-            self.extract = compile_pattern("ExactMatch.extract", extract)
-            if self.extract.groups != 1:
-                raise ConfigError(
-                    f"ExactMatch.extract is {extract!r} with {self.extract.groups} groups; it needs exactly one, "
-                    "around the answer (write further ones as (?:…))"
-                )
+        self.extract = None if extract is None else answer_pattern("ExactMatch.extract", extract)
         # A user's pattern can take for ever on a model's text; plain comparison cannot.
         self.in_process = extract is None
 

@@ -106,7 +106,7 @@ class WorkerProcess:
             reply = json.loads(self._channel.receive(end))
         except TimeoutError:
             self.kill()
-            return Fault(f"gave no result within {seconds:g} s")
+            return Fault(f"gave no result within {seconds:g} s", overrun=True)
         except (EOFError, OSError):
-            return Fault(f"ended its worker process ({self.kill()})")
+            return Fault(f"ended its worker process ({self.kill()})", overrun=True)
         return Fault(reply["fault"]) if "fault" in reply else reply["value"]

@@ -25,6 +25,21 @@ def compile_pattern(key: str, pattern: str) -> re.Pattern[str]:
         raise ConfigError(f"{key} is {pattern!r}, which is no regular expression: {error}; mend the pattern") from error
 
 
+def answer_pattern(key: str, pattern: str) -> re.Pattern[str]:
+    """The regular expression, compiled.
+
+    Raises:
+        ConfigError: it is none, or has not exactly one group.
+    """
+    compiled = compile_pattern(key, pattern)
+    if compiled.groups != 1:
+        raise ConfigError(
+            f"{key} is {pattern!r} with {compiled.groups} groups; it needs exactly one, around the answer (write "
+            "further ones as (?:…))"
+        )
+    return compiled
+
+
 class RegexMatch(RewardFunction):
     """A format reward: 1.0 where the response matches a regular expression, else 0.0.
 

@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from roll_lightning.data.types import Rollout
 from roll_lightning.rewards.base import Reward, RewardResult
@@ -14,12 +14,47 @@ from roll_lightning.rewards.base import Reward, RewardResult
 
 @dataclass(frozen=True)
 class Fault:
-    """A reward gave no valid result; ``reason`` continues the sentence "reward 'x' …"."""
+    """A reward gave no valid result.
+
+    Args:
+        reason: continues the sentence "reward 'x' …".
+        overrun: its worker ran past the deadline or died.
+        value: what an overrun counts as; ``None`` for a failure.
+    """
 
     reason: str
+    overrun: bool = False
+    value: float | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether this is a matter for ``on_error``."""
+        return self.value is None
 
 
 Outcome: TypeAlias = float | Fault | None
+FaultKind: TypeAlias = Literal["overrun", "failure"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a reward says of one rollout.
+
+    Args:
+        value: ``None`` if it could not score it.
+        fault: ``"overrun"`` if its worker ran past the deadline or died and the reward says what that counts as,
+            ``"failure"`` if it gave no valid result.
+    """
+
+    value: float | None
+    fault: FaultKind | None = None
+
+
+def verdict(outcome: Outcome) -> Verdict:
+    """An outcome without the reason of a fault."""
+    if isinstance(outcome, Fault):
+        return Verdict(outcome.value, "failure" if outcome.is_failure else "overrun")
+    return Verdict(outcome)
 
 
 def evaluate(reward: Reward, rollouts: Sequence[Rollout]) -> list[Outcome]:

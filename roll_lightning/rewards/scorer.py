@@ -52,9 +52,9 @@ class RewardScorer:
         Raises:
             RewardError: under ``on_error="raise"``, the first failure; a worker that does not start, always.
         """
-        values = self.pool.score(rollouts)
-        for number, rollout in enumerate(rollouts):
-            rollout.components = {name: column[number] for name, column in values.items()}
+        for rollout, verdicts in zip(rollouts, self.pool.score(rollouts), strict=True):
+            rollout.components = {name: verdict.value for name, verdict in verdicts.items()}
+            rollout.reward_faults = {name: verdict.fault for name, verdict in verdicts.items() if verdict.fault}
             rollout.score = self._sum(rollout, [reward for reward in self.rewards if not reward.shaping])
             rollout.reward = self._sum(rollout, self.rewards)
         return sum(rollout.reward is None for rollout in rollouts)

@@ -33,10 +33,17 @@ class WeightedReward(RewardFunction):
         self.shaping = getattr(reward, "shaping", False) if shaping is None else shaping
         self.name = reward_name(reward) if name is None else name
         self.in_process = getattr(reward, "in_process", False)
+        self.deadline = getattr(reward, "deadline", None)
+        self.value_on_overrun = getattr(reward, "value_on_overrun", None)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> Sequence[RewardResult | float | None]:
         """The raw results of ``reward``."""
         return self.reward(rollouts)
+
+    def warm_up(self) -> None:
+        """That of ``reward``, if it has one."""
+        if isinstance(self.reward, RewardFunction):
+            self.reward.warm_up()
 
 
 def as_weighted(reward: Reward) -> WeightedReward:

@@ -13,9 +13,10 @@ import socket
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from roll_lightning.rewards.base import Reward
+from roll_lightning.rewards.base import Reward, RewardFunction
 from roll_lightning.rewards.channel import Channel
 from roll_lightning.rewards.packing import LOADING_MAIN, MAIN_NAMES, MainScript, PackedReward, Unpickler
 from roll_lightning.rewards.results import Fault, evaluate, one_line
@@ -41,6 +42,7 @@ def main() -> None:
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle; it ends the workers
     _die_with(parent)
+    _be_first_out_of_memory()
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
     channel = Channel(connection)
@@ -59,7 +61,10 @@ def _load(setup: Setup, channel: Channel) -> list[Reward]:
     rewards: list[Reward] = []
     for packed in setup.rewards:
         try:
-            rewards.append(_WorkerUnpickler(packed.data, setup.main).load())
+            reward = _WorkerUnpickler(packed.data, setup.main).load()
+            if isinstance(reward, RewardFunction):
+                reward.warm_up()
+            rewards.append(reward)
         except (Exception, SystemExit) as error:
             reason = f"reward {packed.name!r} cannot be loaded: {type(error).__name__}: {one_line(error)}"
             channel.send(json.dumps({"fault": reason}).encode())
@@ -74,6 +79,12 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before that
         os._exit(1)
+
+
+def _be_first_out_of_memory() -> None:
+    """Let Linux end this process, and not the trainer, when what a model wrote takes all memory."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 class _WorkerUnpickler(Unpickler):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from roll_lightning.data.types import Prompt, Rollout
+from roll_lightning.rewards import RewardPool
 
 HANG = "a" * 40 + "b"  # takes the pattern (a+)+$ longer than anyone waits
 
@@ -31,6 +32,15 @@ def rollout(text: str, answer: object = "42", tokens: int = 3, prompt: str = "p0
 
 def rollouts(*texts: str) -> list[Rollout]:
     return [rollout(text, prompt=f"p{number}", sample=number) for number, text in enumerate(texts)]
+
+
+def values(pool: RewardPool, batch: Sequence[Rollout]) -> dict[str, list[float | None]]:
+    """What each reward gives the rollouts that it serves, in their order."""
+    columns: dict[str, list[float | None]] = {}
+    for verdicts in pool.score(batch):
+        for name, verdict in verdicts.items():
+            columns.setdefault(name, []).append(verdict.value)
+    return columns
 
 
 def alive(pid: int) -> bool:
@@ -101,6 +111,10 @@ def writes_pid_then_hangs(rollouts: Sequence[Rollout], folder: str) -> list[floa
 
 def torch_is_loaded(rollouts: Sequence[Rollout]) -> list[float]:
     return [float("torch" in sys.modules)]
+
+
+def math_verify_is_loaded(rollouts: Sequence[Rollout]) -> list[float]:
+    return [float("math_verify" in sys.modules)]
 
 
 def ignores_interrupt(rollouts: Sequence[Rollout]) -> list[float]:

@@ -4,7 +4,7 @@ import pickle
 import sys
 
 import pytest
-from reward_samples import rollouts
+from reward_samples import rollouts, values
 
 from roll_lightning.errors import ConfigError
 from roll_lightning.rewards import FunctionReward, RewardPool
@@ -37,7 +37,7 @@ def test_current_directory_is_importable_and_the_path_left_as_it_was(project):
 def test_runs_in_a_worker(project):
     pool = RewardPool([FunctionReward("my_rewards_here.score", arguments={"bonus": 0.5})], workers=1)
     try:
-        assert pool.score(rollouts("a", "bb", "")) == {"score": [10.5, 20.5, 0.5]}
+        assert values(pool, rollouts("a", "bb", "")) == {"score": [10.5, 20.5, 0.5]}
     finally:
         pool.close()
 

@@ -6,13 +6,14 @@ import pickle
 import pkgutil
 
 import pytest
-from reward_samples import rollout
+from reward_samples import rollout, values
 
 import roll_lightning.rewards
 from roll_lightning.rewards import (
     ExactMatch,
     FunctionReward,
     LengthPenalty,
+    MathVerify,
     RegexMatch,
     Reward,
     RewardFunction,
@@ -26,6 +27,7 @@ EXAMPLES = {
     ExactMatch: lambda: ExactMatch(extract=r"(\d+)"),
     FunctionReward: lambda: FunctionReward("reward_samples.text_length"),
     LengthPenalty: lambda: LengthPenalty(max_length=4, buffer=2),
+    MathVerify: MathVerify,
     RegexMatch: lambda: RegexMatch(r"\d+"),
     WeightedReward: lambda: WeightedReward(ExactMatch(), weight=0.5),
 }
@@ -73,5 +75,5 @@ def test_T57_a_worker_gives_what_a_call_gives(cls):
     direct = [result.value if isinstance(result, RewardResult) else result for result in reward(batch)]
     reward.in_process = False
     pool = RewardPool([reward], workers=1)
-    assert pool.score(batch) == {reward_name(reward): direct}
+    assert values(pool, batch) == {reward_name(reward): direct}
     pool.close()

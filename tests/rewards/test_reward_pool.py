@@ -19,6 +19,7 @@ from reward_samples import (
     starts_processes,
     text_length,
     torch_is_loaded,
+    values,
     wait_until_gone,
     worker_pid,
     writes_pid_then_hangs,
@@ -80,9 +81,9 @@ def test_each_fault_costs_one_item(make_pool, caplog):
     pool = make_pool(on_command, text_length, workers=2, deadline=1.0, on_error="none")
     texts = [part for command, _ in FAULTS for part in ("abc", command)]
     with caplog.at_level(logging.WARNING):
-        values = pool.score(rollouts(*texts))
-    assert values["on_command"] == [3.0, None] * len(FAULTS)
-    assert values["text_length"] == [float(len(text)) for text in texts]
+        found = values(pool, rollouts(*texts))
+    assert found["on_command"] == [3.0, None] * len(FAULTS)
+    assert found["text_length"] == [float(len(text)) for text in texts]
     assert pool.failures == {"on_command": len(FAULTS)}
     (record,) = caplog.records
     assert "15 of 30 rollouts not scored; the first: reward 'on_command' raised ValueError" in record.getMessage()
@@ -90,15 +91,15 @@ def test_each_fault_costs_one_item(make_pool, caplog):
 
 def test_none_and_bool_are_results_and_no_faults(make_pool):
     pool = make_pool(on_command)
-    assert pool.score(rollouts("unscored", "true")) == {"on_command": [None, 1.0]}
+    assert values(pool, rollouts("unscored", "true")) == {"on_command": [None, 1.0]}
     assert not pool.failures
 
 
 def test_T47_a_pattern_that_hangs_in_c_is_killed_and_costs_one_item(make_pool):
     pool = make_pool(RegexMatch("(a+)+$"), workers=2, deadline=1.0, on_error="none")
-    assert pool.score(rollouts("aa", "b")) == {"regex_match": [1.0, 0.0]}
+    assert values(pool, rollouts("aa", "b")) == {"regex_match": [1.0, 0.0]}
     first = pool.pids()
-    assert pool.score(rollouts("aa", HANG, "b", "a", HANG)) == {"regex_match": [1.0, None, 0.0, 1.0, None]}
+    assert values(pool, rollouts("aa", HANG, "b", "a", HANG)) == {"regex_match": [1.0, None, 0.0, 1.0, None]}
     assert len([pid for pid in first if alive(pid)]) < len(first)
     assert pool.failures == {"regex_match": 2}
 
@@ -106,7 +107,7 @@ def test_T47_a_pattern_that_hangs_in_c_is_killed_and_costs_one_item(make_pool):
 def test_T47_killing_a_worker_takes_along_what_it_started(make_pool, tmp_path):
     path = f"{writes_pid_then_hangs.__module__}.{writes_pid_then_hangs.__name__}"
     pool = make_pool(FunctionReward(path, {"folder": str(tmp_path)}), deadline=2.0, on_error="none")
-    assert pool.score(rollouts("x")) == {"writes_pid_then_hangs": [None]}
+    assert values(pool, rollouts("x")) == {"writes_pid_then_hangs": [None]}
     assert not alive(int((tmp_path / "worker").read_text()))
     assert wait_until_gone(int((tmp_path / "child").read_text()))
 
@@ -117,23 +118,23 @@ def test_T48_a_worker_that_died_between_batches_is_replaced(make_pool):
     (pid,) = pool.pids()
     os.kill(pid, 9)
     assert wait_until_gone(pid)
-    assert pool.score(rollouts("abc", "")) == {"text_length": [3.0, 0.0]}
+    assert values(pool, rollouts("abc", "")) == {"text_length": [3.0, 0.0]}
     assert pool.pids() != [pid]
 
 
 def test_order_is_that_of_the_rollouts_and_of_the_rewards(make_pool):
     pool = make_pool(Stateful(2.0), ExactMatch(), text_length, workers=3)
     texts = ["x" * n for n in (5, 1, 4, 0, 3, 2)] + ["42"]
-    values = pool.score(rollouts(*texts))
-    assert list(values) == ["stateful", "exact_match", "text_length"]
-    assert values["stateful"] == [10.0, 2.0, 8.0, 0.0, 6.0, 4.0, 4.0]
-    assert values["exact_match"] == [0.0] * 6 + [1.0]
-    assert values["text_length"] == [5.0, 1.0, 4.0, 0.0, 3.0, 2.0, 2.0]
+    found = values(pool, rollouts(*texts))
+    assert list(found) == ["stateful", "exact_match", "text_length"]
+    assert found["stateful"] == [10.0, 2.0, 8.0, 0.0, 6.0, 4.0, 4.0]
+    assert found["exact_match"] == [0.0] * 6 + [1.0]
+    assert found["text_length"] == [5.0, 1.0, 4.0, 0.0, 3.0, 2.0, 2.0]
 
 
 def test_workers_share_the_work_and_stay(make_pool):
     pool = make_pool(worker_pid, workers=2)
-    used = {int(value) for _ in range(2) for value in pool.score(rollouts(*"abcdefgh"))["worker_pid"]}
+    used = {int(value) for _ in range(2) for value in values(pool, rollouts(*"abcdefgh"))["worker_pid"]}
     assert used == set(pool.pids())
     assert len(used) == 2
     assert os.getpid() not in used
@@ -149,26 +150,26 @@ def test_trusted_rewards_start_no_worker(make_pool):
 
 def test_no_rollouts_start_no_worker(make_pool):
     pool = make_pool(text_length)
-    assert pool.score([]) == {"text_length": []}
+    assert values(pool, []) == {}
     assert pool.pids() == []
 
 
 def test_workers_do_without_torch(make_pool):
-    assert make_pool(torch_is_loaded).score(rollouts("x")) == {"torch_is_loaded": [0.0]}
+    assert values(make_pool(torch_is_loaded), rollouts("x")) == {"torch_is_loaded": [0.0]}
 
 
 def test_workers_ignore_ctrl_c(make_pool):
-    assert make_pool(ignores_interrupt).score(rollouts("x")) == {"ignores_interrupt": [1.0]}
+    assert values(make_pool(ignores_interrupt), rollouts("x")) == {"ignores_interrupt": [1.0]}
 
 
 def test_a_reward_may_start_processes(make_pool):
     pool = make_pool(starts_processes)
-    assert pool.score(rollouts("x")) == {"starts_processes": [1.0]}
+    assert values(pool, rollouts("x")) == {"starts_processes": [1.0]}
 
 
 def test_large_rollouts_travel(make_pool):
     big = rollout("x" * 3_000_000, tokens=100_000)
-    assert make_pool(text_length).score([big]) == {"text_length": [3_000_000.0]}
+    assert values(make_pool(text_length), [big]) == {"text_length": [3_000_000.0]}
 
 
 def test_threads_take_turns(make_pool):
@@ -176,7 +177,7 @@ def test_threads_take_turns(make_pool):
     results: dict[int, object] = {}
 
     def score(length):
-        results[length] = pool.score(rollouts(*["x" * length] * 20))["text_length"]
+        results[length] = values(pool, rollouts(*["x" * length] * 20))["text_length"]
 
     threads = [threading.Thread(target=score, args=(length,)) for length in (1, 2, 3)]
     for thread in threads:
@@ -194,7 +195,7 @@ def test_workers_outlive_the_thread_that_asked_first(make_pool):
     (pid,) = pool.pids()
     time.sleep(0.2)  # Linux would have killed it by now
     assert alive(pid)
-    assert pool.score(rollouts("ab")) == {"text_length": [2.0]}
+    assert values(pool, rollouts("ab")) == {"text_length": [2.0]}
     assert pool.pids() == [pid]
 
 
@@ -206,7 +207,7 @@ def test_close_leaves_nothing_and_the_pool_can_be_used_again(make_pool):
     pool.close()
     assert len(pids) == 2
     assert not any(alive(pid) for pid in pids)
-    assert pool.score(rollouts("abc")) == {"text_length": [3.0]}
+    assert values(pool, rollouts("abc")) == {"text_length": [3.0]}
 
 
 def test_a_dropped_pool_leaves_nothing():
@@ -227,7 +228,7 @@ def test_a_forked_copy_does_not_end_the_workers(make_pool):
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert alive(pid)
-    assert pool.score(rollouts("ab")) == {"text_length": [2.0]}
+    assert values(pool, rollouts("ab")) == {"text_length": [2.0]}
 
 
 def test_a_pickled_pool_starts_workers_of_its_own(make_pool):
@@ -235,7 +236,7 @@ def test_a_pickled_pool_starts_workers_of_its_own(make_pool):
     pool.score(rollouts("a"))
     copy = pickle.loads(pickle.dumps(pool))
     assert copy.pids() == []
-    assert copy.score(rollouts("ab")) == {"text_length": [2.0]}
+    assert values(copy, rollouts("ab")) == {"text_length": [2.0]}
     assert copy.pids() != pool.pids()
     copy.close()
 

@@ -15,7 +15,7 @@ from reward_samples import HANG, alive, wait_until_gone
 ROOT = Path(__file__).parents[2]
 TRAINER = """
 import os, sys, threading, time
-from reward_samples import rollouts
+from reward_samples import rollouts, values
 from roll_lightning.rewards import RegexMatch, RewardPool
 
 pool = RewardPool([RegexMatch("(a+)+$")], workers=2, deadline=float(sys.argv[1]))
@@ -79,7 +79,7 @@ def test_ctrl_c_does_not_wait_for_the_deadline(tmp_path):
 
 
 SCRIPT = """
-from reward_samples import rollouts
+from reward_samples import rollouts, values
 from roll_lightning.rewards import RewardPool
 
 def mine(rollouts):
@@ -87,7 +87,7 @@ def mine(rollouts):
 
 def train():
     pool = RewardPool([mine], workers=1)
-    print(pool.score(rollouts("x")))
+    print(values(pool, rollouts("x")))
 """
 
 
@@ -106,9 +106,9 @@ def test_a_script_that_trains_on_import_gets_one_clear_line(tmp_path):
 def test_an_unguarded_script_runs_once_when_its_rewards_are_in_modules(tmp_path):
     code = """
 print("begins")
-from reward_samples import rollouts, text_length
+from reward_samples import rollouts, text_length, values
 from roll_lightning.rewards import RewardPool
-print(RewardPool([text_length], workers=1).score(rollouts("abc")))
+print(values(RewardPool([text_length], workers=1), rollouts("abc")))
 """
     out, errors = python(tmp_path, code).communicate(timeout=60)
     assert out == "begins\n{'text_length': [3.0]}\n", errors
@@ -135,7 +135,7 @@ def test_T47_a_worker_that_does_not_start_ends_the_run(tmp_path, module, start_d
     code = f"""
 import os, pathlib
 pathlib.Path("odd_module.py").write_text({module!r}.format(pid=os.getpid()) + "def score(rs): return [0.0]")
-from reward_samples import rollouts
+from reward_samples import rollouts, values
 from roll_lightning.rewards import FunctionReward, RewardPool
 pool = RewardPool([FunctionReward("odd_module.score")], workers=1, start_deadline={start_deadline}, on_error="none")
 pool.score(rollouts("x"))
