@@ -123,11 +123,13 @@ class RolloutCallback(Callback):
         """Refuse rewards that could not work before a model loads.
 
         Raises:
-            ConfigError: they could not, or validation has none.
+            ConfigError: they could not, validation has none, or a domain of the prompts has none.
         """
         data: Any = trainer.datamodule
         if self.collector is None and self.rewards:
-            self._scorer().close()
+            scorer = self._scorer()
+            scorer.check_domains(self._domains_to_score(data, stage), complete=stage == "fit" and not self.replay_dir)
+            scorer.close()
         elif self.collector is None and (stage != "fit" or data.val_prompts):
             raise ConfigError(
                 "rollout.rewards is empty; training from rollout.replay_dir needs none, but answering data.val or "
@@ -137,6 +139,15 @@ class RolloutCallback(Callback):
             from roll_lightning.engines.hf import HFEngine
 
             self.engine = HFEngine()
+
+    def _domains_to_score(self, data: Any, stage: str) -> dict[str, set[str]]:
+        """The domains of the prompts that will be answered, by the key of their source."""
+        sources = {"data.val": data.val_prompts}
+        if stage == "fit" and not self.replay_dir:
+            sources = {"data.train": data.train_prompts} | sources
+        if stage == "predict":
+            sources = {"data.predict" if data.predict else "data.val": data.predict_prompts}
+        return {key: {prompt.domain for prompt in prompts} for key, prompts in sources.items() if prompts}
 
     def ensure_experience(self, trainer: Trainer, iteration: int) -> None:
         """Fill the DataModule's buffer with the experience of this iteration, unless it is there already.

@@ -18,20 +18,32 @@ class WeightedReward(RewardFunction):
         weight: factor of its value in the sums of :class:`~roll_lightning.rewards.RewardScorer`.
         shaping: leave it out of the raw score and add it to the trained reward only; ``None`` asks ``reward``.
         name: its name in metrics and errors; ``None`` takes that of ``reward``. Names in a list must differ.
+        domains: the domains whose prompts it scores; ``None`` stands for all. For others it is not called, and is
+            neither a component nor part of the sums.
 
     Raises:
-        ConfigError: the weight is not finite.
+        ConfigError: the weight is not finite, or ``domains`` is empty.
     """
 
     def __init__(
-        self, reward: RewardFunction, weight: float = 1.0, shaping: bool | None = None, name: str | None = None
+        self,
+        reward: RewardFunction,
+        weight: float = 1.0,
+        shaping: bool | None = None,
+        name: str | None = None,
+        domains: list[str] | None = None,
     ) -> None:
         if not math.isfinite(weight):
             raise ConfigError(f"WeightedReward.weight is {weight}; it must be a finite number")
+        if isinstance(domains, str):
+            raise ConfigError(f"WeightedReward.domains is {domains!r}; write a list: [{domains}]")
+        if domains is not None and not domains:
+            raise ConfigError("WeightedReward.domains is an empty list; name domains, or leave it out for all of them")
         self.reward = reward
         self.weight = weight
         self.shaping = getattr(reward, "shaping", False) if shaping is None else shaping
         self.name = reward_name(reward) if name is None else name
+        self.domains = None if domains is None else tuple(domains)
         self.in_process = getattr(reward, "in_process", False)
         self.deadline = getattr(reward, "deadline", None)
         self.value_on_overrun = getattr(reward, "value_on_overrun", None)
