@@ -51,16 +51,17 @@ def pool_log_ratio(log_ratio: Tensor, mask: Tensor, level: RatioLevel) -> Tensor
     The gradient flows through the mean: each token of the group gets its n-th part of the gradients of all n.
 
     Args:
-        log_ratio: ``[batch, tokens]`` of :func:`masked_log_ratio`: 0 where the mask is false.
-        mask: ``[batch, tokens]``, true on tokens that count.
+        log_ratio: ``[batch, tokens]``.
+        mask: ``[batch, tokens]``, true on tokens that count. What stands elsewhere changes nothing.
         level: see above.
 
     Returns:
         ``[batch, tokens]``, 0 where the mask is false.
     """
+    mask = mask.bool()
+    log_ratio = torch.where(mask, log_ratio, 0.0)
     if level == "token":
         return log_ratio
-    mask = mask.bool()
     if level == "sequence":
         mean = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         return torch.where(mask, mean, 0.0)
@@ -82,7 +83,7 @@ def importance_ratio(log_ratio: Tensor, mask: Tensor, level: RatioLevel) -> Tens
     The log-ratio is clamped to ±:data:`MAX_LOG_RATIO` before ``exp``; beyond, there is no gradient.
 
     Args:
-        log_ratio: ``[batch, tokens]`` of :func:`masked_log_ratio`.
+        log_ratio: ``[batch, tokens]``.
         mask: ``[batch, tokens]``, true on tokens that count.
         level: see :func:`pool_log_ratio`.
 
