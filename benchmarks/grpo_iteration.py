@@ -52,7 +52,7 @@ def ours(folder: Path, iterations: int) -> float:
         log_every_n_steps=1,
         logger=TensorBoardLogger(str(folder / "logs")),
     )
-    advantage = GroupRelative("none")
+    advantage = GroupRelative(std="none")
     config = PolicyConfig(str(folder / "weights"))
     # Weights are random, so most groups have no variance; they are kept, to have the same work as in a real run.
     module = RLVRModule(config, OptimizerConfig(lr=LR), advantage=advantage, drop_zero_variance=False)

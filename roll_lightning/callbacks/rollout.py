@@ -91,10 +91,8 @@ class RolloutCallback(Callback):
     ) -> None:
         if prompts_per_iteration < 1:
             raise ConfigError(f"rollout.prompts_per_iteration is {prompts_per_iteration}; it must be 1 or more")
-        if num_generations < 2:
-            raise ConfigError(
-                f"rollout.num_generations is {num_generations}; a group of one has no advantage, set it to 2 or more"
-            )
+        if num_generations < 1:
+            raise ConfigError(f"rollout.num_generations is {num_generations}; it must be 1 or more")
         if temperature <= 0:
             raise ConfigError(f"rollout.temperature is {temperature}; sampling needs more than 0")
         if collector is None and replay_dir is None and not rewards:
@@ -142,9 +140,10 @@ class RolloutCallback(Callback):
 
     def _domains_to_score(self, data: Any, stage: str) -> dict[str, set[str]]:
         """The domains of the prompts that will be answered, by the key of their source."""
-        sources = {"data.val": data.val_prompts}
+        # A foreign DataModule may hold its prompts in any other way.
+        sources = {"data.val": getattr(data, "val_prompts", [])}
         if stage == "fit" and not self.replay_dir:
-            sources = {"data.train": data.train_prompts} | sources
+            sources = {"data.train": getattr(data, "train_prompts", [])} | sources
         if stage == "predict":
             sources = {"data.predict" if data.predict else "data.val": data.predict_prompts}
         return {key: {prompt.domain for prompt in prompts} for key, prompts in sources.items() if prompts}
@@ -168,7 +167,7 @@ class RolloutCallback(Callback):
         clock.lap("time/make_experience")
         tokens = sum(rollout.response_length for rollout in rollouts)
         clock.seconds["system/actor_infer/response/tps"] = tokens / max(clock.seconds["time/step_generate"], 1e-9)
-        self._metrics = rollout_metrics(rollouts) | experience_metrics(experience) | clock.seconds
+        self._metrics = rollout_metrics(rollouts) | experience_metrics(experience) | experience.metrics | clock.seconds
         self._metrics_iteration, self._logged = iteration, False
 
     def collect(
@@ -197,11 +196,23 @@ class RolloutCallback(Callback):
         prompts = data.prompts(iteration, self.prompts_per_iteration)
         tasks = [RolloutTask(prompt, group, self.num_generations) for group, prompt in enumerate(prompts)]
         mine = tasks[data_parallel_rank(trainer) :: data_parallel_size(trainer)]
-        rollouts = gather_rollouts(self.collect(trainer, mine, iteration, "train"))
+        rollouts = gather_rollouts(self._with_baselines(trainer, mine, iteration))
         if self.record_dir:
             file = rollout_file(self.record_dir, iteration)
             together(lambda: write_rollouts(file, rollouts) if trainer.is_global_zero else None)
         return rollouts
+
+    def _with_baselines(self, trainer: Trainer, tasks: list[RolloutTask], iteration: int) -> list[Rollout]:
+        """The rollouts of tasks; where the module asks for it, each knows the reward of a greedy answer, too."""
+        if not getattr(trainer.lightning_module, "needs_greedy_baseline", False):
+            return self.collect(trainer, tasks, iteration, "train")
+        greedy = [RolloutTask(task.prompt, task.group, 1, greedy=True) for task in tasks]
+        rollouts = self.collect(trainer, [*tasks, *greedy], iteration, "train")
+        samples = sum(task.samples for task in tasks)
+        baselines = {rollout.group: rollout.reward for rollout in rollouts[samples:]}
+        for rollout in rollouts[:samples]:
+            rollout.baseline = baselines[rollout.group]
+        return rollouts[:samples]
 
     def _recorded_rollouts(self, folder: str, iteration: int) -> list[Rollout]:
         rollouts = read_rollouts(folder, iteration)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Experience:
         ref_logprobs: ``[rows, tokens]`` float32, or ``None``.
         behaviour_logprobs: ``[rows, tokens]`` float32 log-probabilities that the engine gave, or ``None`` where they
             are of a filtered distribution (top-p, top-k) and so cannot be compared with the trainer's.
+        metrics: what was found while it was made, to be logged once; not part of its state.
     """
 
     input_ids: Tensor
@@ -41,6 +43,7 @@ class Experience:
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     behaviour_logprobs: Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_rollouts(cls, rollouts: Sequence[Rollout]) -> Experience:
@@ -87,12 +90,14 @@ class Experience:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors by name."""
-        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> Experience:
         """The inverse of :meth:`state_dict`."""
-        return cls(**state)
+        tensors: dict[str, Any] = dict(state)
+        return cls(**tensors)
 
 
 def check_logprobs(rollout: Rollout) -> None:

@@ -54,6 +54,7 @@ class Rollout:
         components: raw value of each reward that serves the prompt's domain, by name.
         reward_faults: by name, the rewards that hung or crashed on it: ``"overrun"`` where that counts as a value,
             ``"failure"`` where it could not be scored.
+        baseline: reward of the greedy answer to the same prompt, where the advantage estimator asks for one.
     """
 
     prompt: Prompt
@@ -70,6 +71,7 @@ class Rollout:
     reward: float | None = None
     components: dict[str, float | None] = field(default_factory=dict)
     reward_faults: dict[str, str] = field(default_factory=dict)
+    baseline: float | None = None
 
     def to(self, device: object) -> Rollout:  # noqa: ARG002
         """Nothing to move; Lightning asks this of everything that a step returns."""

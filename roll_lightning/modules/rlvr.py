@@ -15,7 +15,12 @@ from roll_lightning.data.experience import Experience
 from roll_lightning.data.planner import Window
 from roll_lightning.data.types import Rollout
 from roll_lightning.errors import ConfigError
-from roll_lightning.functional.advantages import AdvantageEstimator, GroupRelative
+from roll_lightning.functional.advantages import (
+    AdvantageEstimator,
+    AdvantageInputs,
+    AdvantageShaping,
+    GroupRelative,
+)
 from roll_lightning.functional.aggregation import AggregationMode, aggregate, check_aggregation
 from roll_lightning.functional.kl import KLKind, kl_estimate
 from roll_lightning.functional.policy_losses import PolicyLoss, PPOClip
@@ -38,18 +43,19 @@ class KLConfig:
     """How far the policy may go from its reference.
 
     Args:
-        placement: ``none``: no reference is loaded; ``loss``: the estimate is added to each token's loss.
+        placement: ``none``: no reference is loaded; ``loss``: the estimate is added to each token's loss; ``reward``:
+            it is taken from each token's reward, before advantages.
         estimator: k1, k2 or k3; see :func:`roll_lightning.functional.kl.kl_estimate` for which gradient each gives.
         coefficient: weight of the term.
     """
 
-    placement: Literal["none", "loss"] = "none"
+    placement: Literal["none", "loss", "reward"] = "none"
     estimator: KLKind = "k2"
     coefficient: float = 0.001
 
     def __post_init__(self) -> None:
-        if self.placement not in ("none", "loss"):
-            raise ConfigError(f"model.kl.placement is {self.placement!r}; it must be none or loss")
+        if self.placement not in ("none", "loss", "reward"):
+            raise ConfigError(f"model.kl.placement is {self.placement!r}; it must be none, loss or reward")
         if self.coefficient < 0:
             raise ConfigError(f"model.kl.coefficient is {self.coefficient}; it must be 0 or more")
 
@@ -62,6 +68,7 @@ class RLVRModule(LanguageModule):
         optimizer: of the policy.
         schedule: of the learning rate, over optimizer steps.
         advantage: from rewards to advantages; default :class:`GroupRelative`, which makes this GRPO.
+        shaping: clipping and whitening of rewards and advantages.
         policy_loss: default :class:`PPOClip`.
         kl: against the reference.
         reference: the reference model; ``None`` takes the policy's own start, with LoRA the policy with its adapter
@@ -79,6 +86,7 @@ class RLVRModule(LanguageModule):
         optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
         schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
         advantage: AdvantageEstimator | None = None,
+        shaping: AdvantageShaping = AdvantageShaping(),  # noqa: B008
         policy_loss: PolicyLoss | None = None,
         kl: KLConfig = KLConfig(),
         reference: PolicyConfig | None = None,
@@ -88,8 +96,16 @@ class RLVRModule(LanguageModule):
         super().__init__(policy, optimizer, schedule)
         check_aggregation(aggregation, 1 if aggregation == "seq-mean-token-sum-norm" else None)
         if reference is not None and kl.placement == "none":
-            raise ConfigError("model.reference is set, but model.kl.placement is none; set it to loss, or drop it")
+            raise ConfigError(
+                "model.reference is set, but model.kl.placement is none; set it to loss or reward, or drop it"
+            )
         self.advantage = advantage or GroupRelative()
+        if self.advantage.needs_values:
+            raise ConfigError(
+                f"model.advantage {type(self.advantage).__name__} needs a critic, which RLVRModule does not have; "
+                f"choose an estimator without one"
+            )
+        self.shaping = shaping
         self.policy_loss = policy_loss or PPOClip()
         self.kl = kl
         self.reference_config = reference
@@ -106,6 +122,11 @@ class RLVRModule(LanguageModule):
             ConfigError: the model has too few positions.
         """
         super().setup(stage)
+        if stage == "fit" and self.advantage.needs_groups and self._rollout.num_generations < 2:
+            raise ConfigError(
+                f"rollout.num_generations is {self._rollout.num_generations}; {type(self.advantage).__name__} compares "
+                f"the answers to a prompt, and a group of one has no advantage: set it to 2 or more"
+            )
         positions, new = max_positions(self.policy_config), self._rollout.max_new_tokens
         prompts = [*self._data.train_prompts, *self._data.val_prompts, *self._data.predict_prompts]
         longest = max(prompts, key=lambda prompt: len(prompt.token_ids), default=None)
@@ -157,23 +178,55 @@ class RLVRModule(LanguageModule):
         so that the first ratio is 1 exactly.
         """
         experience = Experience.from_rollouts(rollouts)
-        rewards = torch.tensor([float("nan") if r.reward is None else r.reward for r in rollouts], dtype=torch.float64)
+        rewards, clipped = self.shaping.rewards(_rewards(rollouts))
         groups = torch.tensor([rollout.group for rollout in rollouts])
-        estimate = self.advantage(rewards, groups, experience.response_mask)
-        experience.advantages = estimate.advantages.float()
-        left_out = rewards.isnan() | (estimate.zero_variance & self.drop_zero_variance)
-        experience.response_mask[left_out] = False
+        uniform = self.advantage.zero_variance(rewards, groups)
+        experience.response_mask[rewards.isnan() | (uniform & self.drop_zero_variance)] = False
         rollout = self._rollout
         if rollout.top_p < 1 or rollout.top_k > 0:
             experience.behaviour_logprobs = None
         windows = self._first_pass(experience, iteration)
-        if self._data.windows_per_epoch() > 1:
+        if self._data.windows_per_epoch() > 1 or self.kl.placement == "reward":
             experience.old_logprobs = experience_logprobs(
                 self.trainer, self.ready_policy, experience, windows, rollout.temperature
             )
         if self.kl.placement != "none":
             experience.ref_logprobs = self._reference_logprobs(experience, windows)
+        self._set_advantages(experience, rewards, groups, rollouts)
+        experience.metrics["critic/reward_clip_frac"] = clipped
         return experience
+
+    @property
+    def needs_greedy_baseline(self) -> bool:
+        """Whether each prompt is to be answered greedily as well."""
+        return self.advantage.needs_greedy_baseline
+
+    def _set_advantages(
+        self, experience: Experience, rewards: Tensor, groups: Tensor, rollouts: Sequence[Rollout]
+    ) -> None:
+        baselines = [float("nan") if r.baseline is None else r.baseline for r in rollouts]
+        inputs = AdvantageInputs(
+            rewards,
+            groups,
+            experience.response_mask,
+            token_rewards=self._kl_rewards(experience),
+            baselines=torch.tensor(baselines, dtype=torch.float64) if self.needs_greedy_baseline else None,
+        )
+        estimate = self.advantage(inputs)
+        advantages, clipped = self.shaping.advantages(estimate.advantages, experience.response_mask)
+        experience.advantages = advantages.float()
+        experience.metrics["critic/advantage_clip_frac"] = clipped
+
+    def _kl_rewards(self, experience: Experience) -> Tensor | None:
+        """Minus the KL penalty of each token, for a KL in the reward."""
+        if self.kl.placement != "reward":
+            return None
+        old, reference, mask = experience.old_logprobs, experience.ref_logprobs, experience.response_mask
+        assert old is not None, "a KL in the reward computes them"
+        assert reference is not None, "a KL in the reward computes them"
+        penalty = kl_estimate(old, reference, self.kl.estimator, mask)
+        experience.metrics["critic/kl"] = float((old - reference)[mask].mean()) if mask.any() else 0.0
+        return -self.kl.coefficient * penalty
 
     @property
     def _adapter_off_is_reference(self) -> bool:
@@ -205,7 +258,7 @@ class RLVRModule(LanguageModule):
         old = now.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         policy = self.policy_loss(now.logprobs, old, batch.advantages, batch.loss_mask)
         total = pg_loss = self._share(policy.per_token, batch)
-        if batch.ref_logprobs is not None:
+        if batch.ref_logprobs is not None and self.kl.placement == "loss":
             divergence = kl_estimate(now.logprobs, batch.ref_logprobs, self.kl.estimator, batch.loss_mask)
             kl_loss = self._share(divergence, batch)
             total = pg_loss + self.kl.coefficient * kl_loss
@@ -283,3 +336,19 @@ class RLVRModule(LanguageModule):
         samples = self._rollout.num_generations
         tasks = [RolloutTask(prompt, group, samples) for group, prompt in enumerate(batch.prompts)]
         return self._rollout.collect(self.trainer, tasks, 0, "predict")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the advantage estimator remembers."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["advantage"] = self.advantage.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up what the advantage estimator remembers."""
+        super().on_load_checkpoint(checkpoint)
+        if checkpoint.get("advantage"):
+            self.advantage.load_state_dict(checkpoint["advantage"])
+
+
+def _rewards(rollouts: Sequence[Rollout]) -> Tensor:
+    """``[rows]`` float64, NaN where a row could not be scored."""
+    return torch.tensor([float("nan") if r.reward is None else r.reward for r in rollouts], dtype=torch.float64)

@@ -17,7 +17,7 @@ model:
   class_path: RLVRModule
   init_args:
     policy: {path: runs/quickstart/sft/hf}          # folder, hub name, or a config to start from scratch
-    advantage: {class_path: GroupRelative, init_args: {scale: std}}
+    advantage: {class_path: GroupRelative, init_args: {std: group}}
     policy_loss: {class_path: PPOClip, init_args: {low: 0.2, high: 0.28}}
     kl: {placement: none}
 data:
@@ -46,7 +46,7 @@ def test_the_config_of_the_design_with_short_keys(command):
     assert config["model"]["class_path"] == "roll_lightning.modules.rlvr.RLVRModule"
     assert model["policy"]["path"] == "my/model"
     assert (model["policy_loss"]["init_args"]["low"], model["policy_loss"]["init_args"]["high"]) == (0.1, 0.28)
-    assert (model["kl"]["placement"], model["advantage"]["init_args"]["scale"]) == ("loss", "std")
+    assert (model["kl"]["placement"], model["advantage"]["init_args"]["std"]) == ("loss", "group")
     assert config["data"]["init_args"]["batch_size"] == 64
     assert (config["trainer"]["max_epochs"], config["trainer"]["gradient_clip_val"]) == (3, 1.0)
     assert config["export"] == {"dirpath": None, "per_step": False, "merge": False}

@@ -136,7 +136,7 @@ def test_t56_rlvr(command, arguments, message):
     [
         (["--model.optimizer.lr", "-1"], "model.optimizer.lr is -1.0; it must be above 0"),
         (["--model.policy_loss.low", "7"], "PPOClip.low is 7.0; it must be above 0 and at most 1"),
-        (["--rollout.num_generations", "1"], "rollout.num_generations is 1; a group of one has no advantage"),
+        (["--rollout.num_generations", "0"], "rollout.num_generations is 0; it must be 1 or more"),
         (["--trainer.accelerator", "abacus"], "trainer: You selected an invalid accelerator name"),
         (["--rollout", "null"], "no RolloutCallback: add a `rollout:` group to the config"),
     ],

@@ -7,16 +7,22 @@ import pytest
 import torch
 
 from roll_lightning.errors import ConfigError, RewardError
-from roll_lightning.functional.advantages import GroupRelative
+from roll_lightning.functional.advantages import AdvantageInputs, GroupRelative
 
 MASK = torch.tensor([[0, 1, 1, 0], [0, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 0]])
 
 
-def per_row(rewards: list[float], groups: list[int], **arguments) -> tuple[list[float], list[bool]]:
+def advantages_of(estimator, rewards, groups, mask, **more) -> torch.Tensor:
+    return estimator(AdvantageInputs(rewards, groups, mask, **more)).advantages
+
+
+def per_row(
+    rewards: list[float], groups: list[int], kind: type = GroupRelative, **arguments
+) -> tuple[list[float], list[bool]]:
     """Advantage of each row, and whether its group has no variance."""
-    mask = torch.ones(len(rewards), 1)
-    out = GroupRelative(**arguments)(torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups), mask)
-    return out.advantages[:, 0].tolist(), out.zero_variance.tolist()
+    estimator, mask = kind(**arguments), torch.ones(len(rewards), 1)
+    given = torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups)
+    return advantages_of(estimator, *given, mask)[:, 0].tolist(), estimator.zero_variance(*given).tolist()
 
 
 def test_hand_computed_with_std():
@@ -28,7 +34,7 @@ def test_hand_computed_with_std():
 
 
 def test_hand_computed_without_std():
-    advantages, _ = per_row([1, 2, 3, 0, 6], [7, 7, 7, 3, 3], scale="none")
+    advantages, _ = per_row([1, 2, 3, 0, 6], [7, 7, 7, 3, 3], std="none")
     assert advantages == [-1, 0, 1, -3, 3]
 
 
@@ -39,48 +45,49 @@ def test_eps_is_added_to_the_deviation():
 
 def test_T17_broadcast_over_response_tokens_only():
     rewards, groups = torch.tensor([0.0, 1.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
-    out = GroupRelative(scale="none")(rewards, groups, MASK)
+    out = advantages_of(GroupRelative(std="none"), rewards, groups, MASK)
     expected = torch.tensor(
         [[0.0, -0.5, -0.5, 0.0], [0.0, 0.5, 0.5, 0.5], [-0.5, -0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0]]
     )
-    assert torch.equal(out.advantages, expected)
-    assert out.advantages.dtype == torch.float32
+    assert torch.equal(out, expected)
+    assert out.dtype == torch.float32
 
 
 def test_T17_the_mask_does_not_weigh_in():
     """A row's advantage is the same however many tokens it has."""
     rewards, groups = torch.tensor([0.0, 1.0, 0.3, 0.9]), torch.tensor([0, 0, 0, 0])
-    short = GroupRelative()(rewards, groups, MASK).advantages
-    full = GroupRelative()(rewards, groups, torch.ones(4, 4)).advantages
+    short = advantages_of(GroupRelative(), rewards, groups, MASK)
+    full = advantages_of(GroupRelative(), rewards, groups, torch.ones(4, 4))
     assert torch.equal(short, full * MASK)
 
 
-@pytest.mark.parametrize("scale", ["std", "none"])
-def test_T12_shuffling_changes_nothing(scale):
+@pytest.mark.parametrize("std", ["group", "none"])
+def test_T12_shuffling_changes_nothing(std):
     generator = torch.Generator().manual_seed(0)
     groups = torch.arange(9).repeat_interleave(torch.tensor([2, 3, 4, 8, 8, 8, 5, 2, 7]))
     rewards = torch.rand(len(groups), generator=generator, dtype=torch.float64)
     rewards[[3, 20, 21]] = torch.nan
     rewards[groups == 4] = 0.1
     mask = torch.rand(len(groups), 6, generator=generator) < 0.7
-    expected = GroupRelative(scale=scale)(rewards, groups, mask)
+    estimator = GroupRelative(std=std)
+    expected = advantages_of(estimator, rewards, groups, mask)
+    flat = estimator.zero_variance(rewards, groups)
     for _ in range(5):
         order = torch.randperm(len(groups), generator=generator)
-        shuffled = GroupRelative(scale=scale)(rewards[order], groups[order], mask[order])
-        assert torch.equal(shuffled.advantages, expected.advantages[order])
-        assert torch.equal(shuffled.zero_variance, expected.zero_variance[order])
+        assert torch.equal(advantages_of(estimator, rewards[order], groups[order], mask[order]), expected[order])
+        assert torch.equal(estimator.zero_variance(rewards[order], groups[order]), flat[order])
 
 
 def test_T12_a_prompt_that_occurs_twice_is_two_groups():
     """Same rewards as one group of four would have other means."""
-    advantages, _ = per_row([0, 1, 10, 11], [0, 1000, 1000, 0], scale="none")
+    advantages, _ = per_row([0, 1, 10, 11], [0, 1000, 1000, 0], std="none")
     assert advantages == [-5.5, -4.5, 4.5, 5.5]
 
 
-@pytest.mark.parametrize("scale", ["std", "none"])
-def test_T13_group_of_one_gets_zero_and_a_counted_warning(scale):
+@pytest.mark.parametrize("std", ["group", "none"])
+def test_T13_group_of_one_gets_zero_and_a_counted_warning(std):
     with pytest.warns(UserWarning, match="2 groups have a single scored rollout"):
-        advantages, flat = per_row([5, 1, 2, 7], [0, 1, 1, 2], scale=scale)
+        advantages, flat = per_row([5, 1, 2, 7], [0, 1, 1, 2], std=std)
     assert advantages[0] == advantages[3] == 0
     assert advantages[1] == -advantages[2] < 0
     assert flat == [True, False, False, True]
@@ -102,16 +109,16 @@ def test_unscored_rows_leave_the_statistics():
 def test_group_without_any_score():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        advantages, flat = per_row([math.nan, math.nan, 0, 1], [0, 0, 1, 1], scale="none")
+        advantages, flat = per_row([math.nan, math.nan, 0, 1], [0, 0, 1, 1], std="none")
     assert advantages == [0, 0, -0.5, 0.5]
     assert flat == [True, True, False, False]
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1e6 + 0.1])
-@pytest.mark.parametrize("scale", ["std", "none"])
-def test_equal_rewards_give_exactly_zero(value, scale):
+@pytest.mark.parametrize("std", ["group", "none"])
+def test_equal_rewards_give_exactly_zero(value, std):
     """Whatever the rounding of their mean: divided by eps it would be an advantage out of nothing."""
-    advantages, flat = per_row([value] * 7, [0] * 7, scale=scale, eps=0.0)
+    advantages, flat = per_row([value] * 7, [0] * 7, std=std, eps=0.0)
     assert advantages == [0] * 7
     assert flat == [True] * 7
 
@@ -129,7 +136,12 @@ def test_infinite_reward_is_refused(value):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"scale": "batch"}, "'batch'; it must be std or none"), ({"eps": -1.0}, "eps is -1.0")],
+    [
+        ({"std": "row"}, "GroupRelative.std is 'row'; it must be one of group, batch, running, none"),
+        ({"mean": "row"}, "GroupRelative.mean is 'row'"),
+        ({"eps": -1.0}, "eps is -1.0"),
+        ({"gamma": 0.0}, "GroupRelative.gamma is 0.0; it must be above 0 and at most 1"),
+    ],
 )
 def test_bad_settings(arguments, message):
     with pytest.raises(ConfigError, match=message):

@@ -33,7 +33,7 @@ THRESHOLD = 0.70
 class FlippedSign(GroupRelative):
     def __call__(self, *arguments):
         output = super().__call__(*arguments)
-        return type(output)(-output.advantages, output.zero_variance)
+        return type(output)(-output.advantages)
 
 
 class FrozenEngine(HFEngine):
@@ -99,7 +99,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_learning(folder):
-    before, after = train(folder, GroupRelative("none"), HFEngine())
+    before, after = train(folder, GroupRelative(std="none"), HFEngine())
     assert 0.1 < before < THRESHOLD - 0.05
     assert after >= THRESHOLD
 
@@ -109,7 +109,7 @@ def test_learning(folder):
 def test_learning_misses_the_threshold_when_broken(folder, monkeypatch, breakage):
     if breakage == "mask":
         shift_mask(monkeypatch)
-    advantage = FlippedSign("none") if breakage == "sign" else GroupRelative("none")
+    advantage = FlippedSign(std="none") if breakage == "sign" else GroupRelative(std="none")
     _, after = train(folder, advantage, FrozenEngine() if breakage == "frozen engine" else HFEngine())
     assert after < THRESHOLD - 0.1
 
@@ -120,7 +120,7 @@ def test_learning_on_two_ranks(folder, tmp_path, strategy):
     """The same threshold under every strategy, live rollouts and all."""
 
     def learn() -> None:
-        scores = train(folder, GroupRelative("none"), HFEngine(), strategy=strategy_of(strategy), devices=2)
+        scores = train(folder, GroupRelative(std="none"), HFEngine(), strategy=strategy_of(strategy), devices=2)
         (tmp_path / f"rank{os.environ['RANK']}.json").write_text(json.dumps(scores))
 
     codes = run_forked(learn, tmp_path / "out.txt", 2, timeout=400)

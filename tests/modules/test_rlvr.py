@@ -216,7 +216,7 @@ def test_names_of_the_documentation_are_logged(folder, tmp_path):
 def test_a_schedule_spans_all_updates(folder, tmp_path):
     settings = {"data": {"batch_size": 4, "ppo_epochs": 2}, "epochs": 3, "accumulate": 2}
     schedule = ScheduleConfig("linear", 0, 0.0)
-    module, _ = train(folder, tmp_path, schedule=schedule, advantage=GroupRelative("none"), **settings)
+    module, _ = train(folder, tmp_path, schedule=schedule, advantage=GroupRelative(std="none"), **settings)
     updates = 3 * 2 * 16 // 4
     assert module.trainer.global_step == updates
     assert module.trainer.callback_metrics["actor/lr"] == pytest.approx(1e-2 / updates, rel=1e-5)

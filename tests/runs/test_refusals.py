@@ -13,6 +13,7 @@ from runs.tiny_run import make_task, make_trainer, rlvr_data, rlvr_module, rollo
 from tiny import sorting_rows, write_jsonl
 
 from roll_lightning.errors import ConfigError, DataError, RewardError, RollLightningError
+from roll_lightning.functional.advantages import GAE
 from roll_lightning.models.loading import PolicyConfig
 from roll_lightning.modules.rlvr import KLConfig, RLVRModule
 from roll_lightning.modules.sft import SFTModule
@@ -109,6 +110,10 @@ class TestData:
         rollout = {"prompts_per_iteration": 32}
         refused(lambda: fit_rlvr(task, tmp_path, rollout=rollout), ConfigError, "prompts_per_iteration 32", "20")
 
+    def test_a_group_of_one(self, task, tmp_path):
+        rollout = {"num_generations": 1, "prompts_per_iteration": 8}
+        refused(lambda: fit_rlvr(task, tmp_path, rollout=rollout), ConfigError, "num_generations is 1", "group of one")
+
     def test_a_budget_that_cannot_fit_names_one_that_does(self, task, tmp_path):
         budget = {"max_tokens_per_micro_batch": 20}
         text = refused(lambda: fit_rlvr(task, tmp_path, budget), ConfigError, "accumulate_grad_batches to 4")
@@ -157,12 +162,13 @@ class TestData:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: rollout_callback(num_generations=1), ["num_generations is 1", "group of one"]),
+        (lambda: rollout_callback(num_generations=0), ["num_generations is 0"]),
         (lambda: rollout_callback(rewards=[]), ["rollout.rewards is empty"]),
         (lambda: rollout_callback(temperature=0), ["temperature is 0"]),
         (lambda: rollout_callback(top_p=0), ["top_p is 0"]),
         (lambda: rollout_callback(max_new_tokens=0), ["max_new_tokens is 0"]),
-        (lambda: KLConfig("reward"), ["kl.placement is 'reward'"]),
+        (lambda: KLConfig("advantage"), ["kl.placement is 'advantage'"]),
+        (lambda: RLVRModule(PolicyConfig("x"), advantage=GAE()), ["GAE needs a critic"]),
         (lambda: RLVRModule(PolicyConfig("x"), aggregation="mean"), ["aggregation mode is 'mean'", "token-mean"]),
         (lambda: RLVRModule(PolicyConfig("x"), reference=PolicyConfig("y")), ["model.reference", "placement"]),
     ],
