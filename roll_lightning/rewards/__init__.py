@@ -9,6 +9,7 @@ from roll_lightning.rewards.function import FunctionReward
 from roll_lightning.rewards.length import LengthPenalty
 from roll_lightning.rewards.math_verify import MathVerify
 from roll_lightning.rewards.pool import RewardPool
+from roll_lightning.rewards.reasoning_gym import ReasoningGymReward
 from roll_lightning.rewards.regex import RegexMatch
 from roll_lightning.rewards.scorer import RewardScorer
 from roll_lightning.rewards.weighted import WeightedReward
@@ -18,6 +19,7 @@ __all__ = [
     "FunctionReward",
     "LengthPenalty",
     "MathVerify",
+    "ReasoningGymReward",
     "RegexMatch",
     "Reward",
     "RewardFunction",

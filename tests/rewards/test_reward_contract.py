@@ -14,6 +14,7 @@ from roll_lightning.rewards import (
     FunctionReward,
     LengthPenalty,
     MathVerify,
+    ReasoningGymReward,
     RegexMatch,
     Reward,
     RewardFunction,
@@ -28,6 +29,7 @@ EXAMPLES = {
     FunctionReward: lambda: FunctionReward("reward_samples.text_length"),
     LengthPenalty: lambda: LengthPenalty(max_length=4, buffer=2),
     MathVerify: MathVerify,
+    ReasoningGymReward: ReasoningGymReward,
     RegexMatch: lambda: RegexMatch(r"\d+"),
     WeightedReward: lambda: WeightedReward(ExactMatch(), weight=0.5),
 }
