@@ -17,7 +17,7 @@ from sums_task import make_task
 ROOT = Path("runs/real_model")
 MODEL = "runs/models/SmolLM2-135M-Instruct"
 CONFIG = "configs/examples/real_model.yaml"
-LORA = ("--config", "configs/recipes/lora.yaml", "--model.optimizer.lr", "2.0e-4", "--export.merge", "true")
+LORA = ("--config", "configs/recipes/lora.yaml", "--model.optimizer.lr", "5.0e-4", "--export.merge", "true")
 
 
 def main() -> None:

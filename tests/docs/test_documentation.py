@@ -17,8 +17,18 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHORT = {
     "configs/sft.yaml": ["--trainer.max_steps", "2"],
     "configs/rlvr.yaml": ["--trainer.max_epochs", "2"],
+    "configs/examples/real_model.yaml": ["--trainer.max_epochs", "2"],
 }
-BY_OTHER_TESTS = {"make quickstart", "make test", "make quickstart SEED=1"}
+BY_OTHER_TESTS = {
+    "make quickstart",
+    "make quickstart SEED=1",
+    "make test",
+    "make test-real",
+    "make example-real",
+    "make example-real LORA=1",
+    "make example-real MODEL=my/folder",
+    "make example-real-data",
+}
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
