@@ -24,9 +24,9 @@ class CISPO(PolicyLoss):
     those with A > 0 and r > 1 + high, and with A < 0 and r < 1 - low. They stay in the denominator.
 
     Metrics: ``ratio``; ``cispo_lower_clipfrac``, ``cispo_upper_clipfrac``, ``cispo_total_clipfrac`` (1 where the ratio
-    is below, above, outside the range); ``cispo_clipped_ratio_mean``, the weight; with ``unified_mask``
-    ``cispo_masked_positive_tokens``, ``cispo_masked_negative_tokens`` and ``cispo_kept_tokens`` (1 on such tokens: their
-    shares); ``approxkl`` = d²/2 and ``policykl`` = d with ``d = logprobs - old_logprobs`` of single tokens.
+    is below, above, outside the range); ``cispo_clipped_ratio_mean``, the weight; with ``unified_mask`` also
+    ``cispo_masked_positive_tokens``, ``cispo_masked_negative_tokens``, ``cispo_kept_tokens`` (1 on such tokens);
+    ``approxkl`` = d²/2 and ``policykl`` = d with ``d = logprobs - old_logprobs`` of single tokens.
 
     Args:
         low: the weight is at least 1 - low; in (0, 1].
@@ -38,7 +38,7 @@ class CISPO(PolicyLoss):
         ConfigError: an argument is out of its range.
     """
 
-    metric_names = (
+    metric_names: tuple[str, ...] = (
         *LossTerms.metric_names,
         "cispo_lower_clipfrac",
         "cispo_upper_clipfrac",

@@ -15,7 +15,8 @@ class Kimi15(PolicyLoss):
     """The policy mirror descent of Kimi k1.5 (arXiv 2501.12599, equation 3).
 
     ``-A logp + tau/2 d²`` with ``d = logprobs - old_logprobs``: instead of a clip, a squared distance holds the policy
-    near the one that wrote the tokens. Its gradient is ``(tau d - A)`` times that of ``logp``, 0 where ``d = A / tau``.
+    near the one that wrote the tokens. A token's gradient is ``(tau d - A)`` times that of ``logp``: 0 where
+    ``d = A / tau``.
 
     ``ratio`` says of what ``d`` is the log-ratio. The paper's is that of the whole answer, a sum; ``sequence`` takes
     the mean over the row, so that ``tau`` means the same at every length.

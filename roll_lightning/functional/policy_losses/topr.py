@@ -29,7 +29,7 @@ class TOPR(PolicyLoss):
 
     Args:
         positive_weight: of the positives' loss; 0 or more.
-        negative_weight: of the negatives' loss; 0 or more. With 0 only positives teach, as in RAFT (arXiv 2304.06767).
+        negative_weight: of the negatives' loss; 0 or more. With 0 only positives teach.
         ratio: per token, per sequence (the row) or per segment (a contiguous run of the mask).
 
     Raises:
