@@ -123,10 +123,14 @@ class RolloutCallback(Callback):
         Raises:
             ConfigError: they could not, validation has none, or a domain of the prompts has none.
         """
+        from roll_lightning.datamodules.rlvr import RLVRDataModule
+
         data: Any = trainer.datamodule
         if self.collector is None and self.rewards:
             scorer = self._scorer()
-            scorer.check_domains(self._domains_to_score(data, stage), complete=stage == "fit" and not self.replay_dir)
+            if isinstance(data, RLVRDataModule):
+                complete = stage == "fit" and not self.replay_dir
+                scorer.check_domains(self._domains_to_score(data, stage), complete=complete)
             scorer.close()
         elif self.collector is None and (stage != "fit" or data.val_prompts):
             raise ConfigError(
@@ -140,10 +144,9 @@ class RolloutCallback(Callback):
 
     def _domains_to_score(self, data: Any, stage: str) -> dict[str, set[str]]:
         """The domains of the prompts that will be answered, by the key of their source."""
-        # A foreign DataModule may hold its prompts in any other way.
-        sources = {"data.val": getattr(data, "val_prompts", [])}
+        sources = {"data.val": data.val_prompts}
         if stage == "fit" and not self.replay_dir:
-            sources = {"data.train": getattr(data, "train_prompts", [])} | sources
+            sources = {"data.train": data.train_prompts} | sources
         if stage == "predict":
             sources = {"data.predict" if data.predict else "data.val": data.predict_prompts}
         return {key: {prompt.domain for prompt in prompts} for key, prompts in sources.items() if prompts}
