@@ -51,18 +51,31 @@ def _metrics_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
     metrics |= _spread("token/response_length", [rollout.response_length for rollout in rollouts])
     if scored:
         metrics |= _score_metrics(scored)
-    names = sorted({name for rollout in rollouts for name in rollout.components})
-    for name in names:
-        values = [v for rollout in rollouts if (v := rollout.components.get(name)) is not None]
+    return metrics | _component_metrics(rollouts) | _group_metrics(scored)
+
+
+def _component_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Each reward over the rollouts that it serves: values, and how many it could not score or overran on."""
+    metrics: dict[str, float] = {}
+    for name in sorted({name for rollout in rollouts for name in rollout.components}):
+        served = [rollout for rollout in rollouts if name in rollout.components]
+        values = [value for rollout in served if (value := rollout.components[name]) is not None]
+        prefix = f"critic/reward_component/{name}"
         if values:
-            metrics[f"critic/reward_component/{name}/mean"] = fmean(values)
-    return metrics | _group_metrics(scored)
+            metrics |= _spread(prefix, values)
+        faults = [rollout.reward_faults.get(name) for rollout in served]
+        metrics[f"{prefix}/unscored"] = len(served) - len(values)
+        metrics[f"{prefix}/failures"] = faults.count("failure")
+        metrics[f"{prefix}/overruns"] = faults.count("overrun")
+    return metrics
 
 
 def _score_metrics(scored: Sequence[Rollout]) -> dict[str, float]:
     scores = [rollout.score for rollout in scored if rollout.score is not None]
     metrics = _spread("critic/score", scores)
-    metrics |= _spread("critic/rewards", [rollout.reward for rollout in scored if rollout.reward is not None])
+    rewards = [rollout.reward for rollout in scored if rollout.reward is not None]
+    if rewards:
+        metrics |= _spread("critic/rewards", rewards)
     metrics["critic/correct/mean"] = fmean(score >= 1 for score in scores)
     right = [rollout.response_length for rollout in scored if (rollout.score or 0) >= 1]
     wrong = [rollout.response_length for rollout in scored if (rollout.score or 0) < 1]
@@ -79,7 +92,8 @@ def _group_metrics(scored: Iterable[Rollout]) -> dict[str, float]:
     if not groups:
         return {}
     ratios = [fmean((rollout.score or 0) >= 1 for rollout in group) for group in groups]
-    flat = [len({rollout.reward for rollout in group}) == 1 for group in groups]
+    # What could not be scored is in no group's statistics; a group without a second reward has no variance.
+    flat = [len({r.reward for r in group if r.reward is not None}) <= 1 for group in groups]
     return {
         "group/correct_ratio/mean": fmean(ratios),
         "group/correct_ratio/std": pstdev(ratios),

@@ -66,6 +66,66 @@ def test_by_hand():
         assert metrics[name] == pytest.approx(value), name
 
 
+def routed(group, domain, components, faults=None, reward=1.0):
+    made = rollout(group, 1.0, 2, domain)
+    made.components, made.reward_faults, made.reward = components, faults or {}, reward
+    return made
+
+
+def test_components_by_hand_overall_and_by_domain():
+    rollouts = [
+        routed(0, "maths", {"verify": 1.0, "short": -0.5}),
+        routed(0, "maths", {"verify": 0.0, "short": None}, {"verify": "overrun", "short": "failure"}, None),
+        routed(1, "words", {"exact": None, "short": -1.0}),
+        routed(1, "words", {"exact": None, "short": 0.0}),
+    ]
+    expected = {
+        "verify/mean": 0.5,
+        "verify/max": 1.0,
+        "verify/min": 0.0,
+        "verify/unscored": 0,
+        "verify/overruns": 1,
+        "verify/failures": 0,
+        "short/mean": -0.5,
+        "short/max": 0.0,
+        "short/min": -1.0,
+        "short/unscored": 1,
+        "short/overruns": 0,
+        "short/failures": 1,
+        # None everywhere: no mean, but a count.
+        "exact/unscored": 2,
+        "exact/overruns": 0,
+        "exact/failures": 0,
+    }
+    metrics = rollout_metrics(rollouts)
+    prefix = "critic/reward_component/"
+    assert {n.removeprefix(prefix): v for n, v in metrics.items() if n.startswith(prefix)} == pytest.approx(expected)
+    words = {
+        name.removeprefix("words/" + prefix): value
+        for name, value in metrics.items()
+        if name.startswith("words/" + prefix)
+    }
+    # A reward that does not serve a domain has no metric there.
+    assert words == pytest.approx(
+        {name: expected[name] for name in ("exact/unscored", "exact/overruns", "exact/failures")}
+        | {"short/mean": -0.5, "short/max": 0.0, "short/min": -1.0}
+        | {"short/unscored": 0, "short/overruns": 0, "short/failures": 0}
+    )
+    assert metrics["maths/critic/reward_component/short/mean"] == -0.5
+
+
+def test_what_has_a_score_but_no_reward_is_in_no_spread_of_rewards():
+    # Scored by the verifier, not by a shaping reward.
+    unshaped = [routed(0, "a", {}, reward=None), routed(0, "a", {}, reward=None)]
+    assert "critic/rewards/mean" not in rollout_metrics(unshaped)
+    assert rollout_metrics(unshaped)["group/zero_variance_groups_ratio"] == 1.0
+    mixed = [routed(0, "a", {}, reward=0.5), routed(0, "a", {}, reward=None), routed(0, "a", {}, reward=0.5)]
+    assert rollout_metrics(mixed)["critic/rewards/mean"] == 0.5
+    assert rollout_metrics(mixed)["group/zero_variance_groups_ratio"] == 1.0
+    mixed[2].reward = 0.25
+    assert rollout_metrics(mixed)["group/zero_variance_groups_ratio"] == 0.0
+
+
 def test_one_domain_is_not_named():
     assert not any(name.startswith("a/") for name in rollout_metrics(ROLLOUTS[:2]))
 
