@@ -80,7 +80,8 @@ class ImportanceWeight:
 
     TIS of Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", is level ``token``
     with ``upper`` 2. Without truncation, level ``sequence`` makes the gradient unbiased; for answers of one token
-    every level does.
+    every level does. A bound below most ratios flattens the weights of just those answers that the policy has come to
+    prefer, and can point further away than no weight.
 
     Args:
         level: the unit that has one weight; see :func:`pool_at_level`.
@@ -108,7 +109,9 @@ class ImportanceWeight:
 class RejectionMask:
     """Leaves out the tokens, segments or rows that differ too much (masked importance sampling).
 
-    Kept is what lies in ``[low, high]``, bounds included. At level ``geometric`` or ``sequence`` whole rows go. See
+    Kept is what lies in ``[low, high]``, bounds included. At level ``geometric`` or ``sequence`` whole rows go. This is
+    against the mismatch of engines: where behaviour weights are some updates old, a tight ``high`` leaves out the
+    answers that the policy has come to prefer, and can point further away than no correction. See
     Liu et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch";
     IcePop (arXiv 2510.18855) is level ``token`` with 0.5 and 5.
 
