@@ -13,8 +13,7 @@ from roll_lightning.data.jsonl import Row
 from roll_lightning.data.sources import RowSource
 from roll_lightning.engines.base import derive_seed
 from roll_lightning.errors import ConfigError
-
-COLUMN = "reasoning_gym"
+from roll_lightning.rewards.reasoning_gym import COLUMN
 
 _NO_ANSWER = "its entries have no answer, so nothing shows that its scorer accepts a right one"
 DENIED = {

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[2] / "configs/recipes"
 STRATEGIES = ["ddp", "fsdp2", "deepspeed_1", "deepspeed_2", "deepspeed_3"]
 RUNS = [(config, recipe) for recipe in [*STRATEGIES, "lora"] for config in ("sft", "rlvr")]
 SHORT = ["--trainer.max_steps", "2", "--trainer.max_epochs", "2", "--trainer.num_sanity_val_steps", "0"]
-TESTED_ELSEWHERE: set[str] = set()
+TESTED_ELSEWHERE = {"reasoning_gym"}  # needs a model that reads text: tests/datamodules/test_rlvr_domains.py
 
 
 def test_every_recipe_is_tested():

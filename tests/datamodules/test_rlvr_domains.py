@@ -12,7 +12,7 @@ from tiny import write_jsonl, write_model
 from roll_lightning.cli import main
 from roll_lightning.collectors.replay import read_rollouts
 
-LETTERS = "".join(chr(code) for code in range(32, 127)) + "\n"
+LETTERS = "".join(chr(code) for code in range(32, 127)) + "\n€£¥₹"
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,8 @@ def folder(tmp_path_factory) -> Path:
         },
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    del config["data"]["init_args"]["domains"]
+    (folder / "plain.yaml").write_text(yaml.safe_dump(config))
     return folder
 
 
@@ -123,3 +125,15 @@ class TestReasoningGym:
 
     def test_a_wrong_name_is_one_line(self, folder, tmp_path, capsys):
         assert "did you mean chain_sum?" in error_of(capsys, folder, tmp_path, *self.source(tasks=["chainsum"]))
+
+    def test_the_recipe(self, folder, tmp_path):
+        recipe = Path(__file__).parents[2] / "configs/recipes/reasoning_gym.yaml"
+        short = ["--data.train.size", "8", "--data.val.size", "2", "--rollout.max_new_tokens", "4"]
+        recorded = ["--rollout.record_dir", str(tmp_path / "rollouts"), "--trainer.max_epochs", "1"]
+        configs = ["--config", str(folder / "plain.yaml"), "--config", str(recipe)]
+        assert main(["fit", *configs, *short, *recorded, "--trainer.default_root_dir", str(tmp_path)]) == 0
+        rollouts = read_rollouts(str(tmp_path / "rollouts"), 0)
+        assert {(r.prompt.domain, *r.components) for r in rollouts} == {
+            ("chain_sum", "sums"),
+            ("gsm_symbolic", "word_problems"),
+        }
