@@ -20,8 +20,8 @@ class TokenLogprobs(NamedTuple):
 
     Args:
         logprobs: ``[batch, tokens]``, aligned with ``input_ids``; 0.0 where no log-probability was asked for.
-        entropy: ``[batch, tokens]``, of the distribution that each token was drawn from, in nats, without gradient;
-            ``None`` if it was not asked for.
+        entropy: ``[batch, tokens]``, of the distribution that each token was drawn from, in nats; ``None`` if it was
+            not asked for.
     """
 
     logprobs: Tensor
@@ -125,7 +125,8 @@ class _SelectedLogSoftmax(torch.autograd.Function):
     """Log-softmax at one index per row, and its entropy.
 
     Autograd's own form holds several tensors of the logits' size. This one saves the logits (the head's output, which
-    exists anyway) and one number per row, and uses a single further buffer, in forward as in backward.
+    exists anyway) and two numbers per row, and uses a single further buffer, in forward as in backward (two where the
+    entropy has a gradient).
     """
 
     @staticmethod
@@ -142,16 +143,26 @@ class _SelectedLogSoftmax(torch.autograd.Function):
             entropies = torch.special.entr(probabilities, out=probabilities).sum(-1)
         else:
             entropies = buffer.new_empty(0)
-        ctx.save_for_backward(logits, index, largest + total.log())
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, index, largest + total.log(), entropies)
         ctx.temperature = temperature
-        ctx.mark_non_differentiable(entropies)
         return logprobs.squeeze(-1), entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, index, log_total = ctx.saved_tensors
-        grad = grad[:, None].to(log_total.dtype)
-        buffer = logits.to(log_total.dtype, copy=True).div_(ctx.temperature)
-        buffer.sub_(log_total).exp_().mul_(-grad).scatter_add_(-1, index, grad).div_(ctx.temperature)
+    def backward(ctx: Any, grad: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        """With p the softmax of the logits z over T: d log p_k / dz = (1_k - p) / T, dH / dz = -p (log p + H) / T."""
+        logits, index, log_total, entropies = ctx.saved_tensors
+        if grad is None and grad_entropy is None:
+            return None, None, None, None
+        grad = torch.zeros_like(log_total) if grad is None else grad[:, None].to(log_total.dtype)
+        buffer = logits.to(log_total.dtype, copy=True).div_(ctx.temperature).sub_(log_total)
+        if grad_entropy is not None and len(entropies):
+            # Where p is 0, log p may be -inf, and p log p is 0.
+            slope = buffer.clamp(min=-1e4).add_(entropies[:, None])
+            slope.mul_(grad_entropy[:, None].to(buffer.dtype)).add_(grad)
+            buffer = buffer.exp_().mul_(slope).neg_()
+        else:
+            buffer = buffer.exp_().mul_(-grad)
+        buffer.scatter_add_(-1, index, grad).div_(ctx.temperature)
         return buffer.to(logits.dtype), None, None, None

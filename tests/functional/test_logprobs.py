@@ -128,7 +128,7 @@ def test_postprocess_comes_before_the_temperature(chunk_tokens):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
-def test_entropy_is_of_the_tempered_distribution_and_has_no_gradient(temperature):
+def test_entropy_is_of_the_tempered_distribution(temperature):
     case = Case()
     out = token_logprobs(
         case.hidden,
@@ -142,7 +142,6 @@ def test_entropy_is_of_the_tempered_distribution_and_has_no_gradient(temperature
     )
     expected = torch.distributions.Categorical(logits=case.head(case.hidden) / temperature).entropy()
     assert out.entropy is not None
-    assert not out.entropy.requires_grad
     mask = case.positions[:, 1:]
     torch.testing.assert_close(out.entropy[:, 1:][mask], expected[:, :-1][mask].detach(), rtol=0, atol=1e-12)
     assert not out.entropy[~case.positions].any()
@@ -320,3 +319,42 @@ def test_gradcheck():
 def test_bad_settings(change, message):
     with pytest.raises(ConfigError, match=message):
         Case().run(**change)
+
+
+@pytest.mark.parametrize("limit", [10**9, 2 * VOCAB])
+def test_gradients_of_log_probabilities_and_entropy(limit):
+    """Against finite differences, whole and in chunks."""
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 6, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(VOCAB, 5, dtype=torch.float64, requires_grad=True)
+    ids, positions = torch.randint(VOCAB, (2, 6)), torch.rand(2, 6) < 0.8
+
+    def score(hidden, weight):
+        out = token_logprobs(
+            hidden,
+            lambda states: states @ weight.T,
+            ids,
+            positions,
+            vocab_size=VOCAB,
+            temperature=1.3,
+            entropy=True,
+            max_chunk_elements=limit,
+        )
+        return out.logprobs, out.entropy, out.logprobs * 2 + out.entropy.square()
+
+    assert torch.autograd.gradcheck(score, (hidden, weight))
+
+
+def test_entropy_gradient_with_impossible_tokens_is_finite():
+    hidden = torch.zeros(1, 3, 1, requires_grad=True)
+    forbid = torch.tensor([0.0, 1.0, -torch.inf])
+    out = token_logprobs(
+        hidden,
+        lambda states: states + forbid,
+        torch.tensor([[0, 1, 0]]),
+        torch.ones(1, 3),
+        vocab_size=3,
+        entropy=True,
+    )
+    (out.entropy * 1e6).sum().backward()
+    assert torch.isfinite(hidden.grad).all()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from roll_lightning.functional.ratios import segment_ids
+
 
 def token_rewards_with_outcome(outcomes: Tensor, mask: Tensor, token_rewards: Tensor | None) -> Tensor:
     """Rewards of single tokens ``[rows, tokens]`` in float64, the row's outcome ``[rows]`` added on its last token."""
@@ -40,24 +42,13 @@ def segment_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     ``G_s = Σ_{t in s} r_t + γ G_{s+1}``; each token of segment s gets ``G_s``.
     """
     mask = mask.bool()
-    number = segment_numbers(mask)
-    count = int(number.max()) + 1
-    if count == 0:
-        return torch.zeros_like(rewards)
-    owner = torch.where(mask, number, count)
+    owner = segment_ids(mask)
+    last = owner.amax(1)
+    count = int(last.max())
     sums = rewards.new_zeros(len(rewards), count + 1).scatter_add_(1, owner, torch.where(mask, rewards, 0.0))
     returns = torch.zeros_like(sums)
     following = torch.zeros_like(sums[:, 0])
-    segments = number.amax(1)
-    for segment in reversed(range(count)):
-        exists = segment <= segments
-        following = torch.where(exists, sums[:, segment] + gamma * following, following)
+    for segment in range(count, 0, -1):
+        following = torch.where(segment <= last, sums[:, segment] + gamma * following, following)
         returns[:, segment] = following
     return torch.where(mask, returns.gather(1, owner), 0.0)
-
-
-def segment_numbers(mask: Tensor) -> Tensor:
-    """``[rows, tokens]``: the number of each token's run of the mask within its row, from 0; -1 outside."""
-    mask = mask.bool()
-    starts = mask & ~torch.nn.functional.pad(mask[:, :-1], (1, 0))
-    return torch.where(mask, starts.cumsum(1) - 1, -1)
