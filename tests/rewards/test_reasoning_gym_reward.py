@@ -8,7 +8,7 @@ from reward_samples import rollout, values
 
 from roll_lightning.errors import ConfigError, RewardError
 from roll_lightning.rewards import ReasoningGymReward, RewardPool
-from roll_lightning.rewards.harmless import is_harmless
+from roll_lightning.rewards.harmless import ALGEBRA, ARITHMETIC, NO_CALL, is_harmless
 
 SUM = {"question": "2 + 3 = ?", "answer": "5", "metadata": {"difficulty": {}}}
 
@@ -40,32 +40,36 @@ def test_a_pattern_without_its_group_is_refused(extract):
 
 
 @pytest.mark.parametrize(
-    ("text", "harmless"),
+    ("text", "allowed"),
     [
-        ("(1 + 2) * 3", True),
-        ("2(3 + 4)", True),
-        ("x*sin(x) - exp(2*x)/2 + sqrt (x)", True),
-        ("[[0, 1], [1, 0]]", True),
-        ("['A', 'B', 'C']", True),
-        ("0.5*x**2 + .25", True),
-        ("Integral(x, x)", False),
-        ("open('x')", False),
-        ("open ('x')", False),
-        ("open\n('x')", False),
-        ("open\\\n('x')", False),
-        ("ｏｐｅｎ('x')", False),
-        ("[open][0]('x')", False),
-        ("(open)('x')", False),
-        ("f'{exit()}'", False),
-        ("''()", False),
-        ("().__class__", False),
-        ("x.real", False),
-        ("x . real", False),
-        ("__builtins__", False),
+        ("(1 + 2) * 3 - 4/5", "arithmetic algebra"),
+        ("x*sin(x) - exp(2*x)/2 + sqrt (x)\n", "algebra"),
+        ("-0.5*x**2 + .25 + 2. + 1e-3 + C + 3*pi*y1", "algebra no_call"),
+        ("cos(x - x)", "algebra"),
+        ("1.5", "algebra no_call"),
+        ("[[0, 1], [1, 0]]", "no_call"),
+        ("['A', 'B', 'C']", "no_call"),
+        ("Q _ _\n_ Q _", "no_call"),
+        ("", "arithmetic algebra no_call"),
+        ("Integral(x, x)", ""),
+        ("open('x')", ""),
+        ("open(0)", ""),
+        ("(open)(0)", ""),
+        ("ｏｐｅｎ(0)", ""),
+        ("(open#\n(0))", ""),
+        ("[f·(0) for f· in [open]]", ""),
+        ("(*(sin(x) for sin in (open,)),)", ""),
+        ("""sin('open'+',('[1]+"'x','w')")""", ""),
+        ("x.sin(x)", ""),
+        ("(1).real()", ""),
+        ("(x)\\\n(x)", ""),
+        ("٣+(٤)", ""),
+        ("1.1 " * 1000 + "!(", ""),
     ],
 )
-def test_harmless(text, harmless):
-    assert is_harmless(text) is harmless
+def test_harmless(text, allowed):
+    patterns = {"arithmetic": ARITHMETIC, "algebra": ALGEBRA, "no_call": NO_CALL}
+    assert " ".join(name for name, pattern in patterns.items() if is_harmless(text, pattern)) == allowed
 
 
 class TestScores:
@@ -151,14 +155,53 @@ class TestScores:
 
         from roll_lightning.data.reasoning_gym import DENIED
 
-        call = f"open({str(tmp_path / 'made')!r}, 'w')"
+        made = str(tmp_path / "made")
+        forms = (f"open({made!r}, 'w')", f"(open#\n({made!r}, 'w'))", f"f·({made!r}, 'w') for f· in [open]")
+        hidden = f"""sin('open'+',('[1]+"{made!r},'w')")"""
         for task in sorted(
             DATASETS.keys() - DENIED.keys() - {"futoshiki", "knight_swap"}
         ):  # these two are slow to make
+            entry = json.loads(json.dumps(create_dataset(task, size=1, seed=0)[0], default=str))
+            for form in (*forms, hidden):
+                for text in (form, f"[{form}]", f"[[{form}]]", f"x + {form}"):
+                    assert score(text, task, entry) == 0.0
+                    assert not list(tmp_path.iterdir()), (task, text)
+
+    def test_a_scorer_that_evaluates_would_run_each_of_them(self, tmp_path):
+        from reasoning_gym import create_dataset, get_score_answer_fn
+
+        made = tmp_path / "made"
+        attempts = {
+            "n_queens": f"[f·({str(made)!r}, 'w') for f· in [open]]",
+            "countdown": f"(open#\n({str(made)!r}, 'w'))",
+            "simple_integration": f"""sin('open'+',('[1]+"{str(made)!r},'w')")""",
+        }
+        for task, text in attempts.items():
             entry = create_dataset(task, size=1, seed=0)[0]
-            for text in (call, f"[{call}]", f"[[{call}]]", f"x + {call}"):
-                assert score(text, task, json.loads(json.dumps(entry, default=str))) == 0.0
-                assert not list(tmp_path.iterdir()), task
+            get_score_answer_fn(task)(text, entry)
+            assert made.exists(), task
+            made.unlink()
+            assert score(text, task, json.loads(json.dumps(entry, default=str))) == 0.0
+            assert not made.exists(), task
+
+    def test_right_answers_are_harmless(self):
+        from reasoning_gym import create_dataset
+
+        from roll_lightning.rewards.reasoning_gym import EVALUATED
+
+        for task in EVALUATED:
+            entries = list(create_dataset(task, size=50, seed=3))
+            # Where SymPy found no antiderivative, the entry's answer is the integral itself.
+            for entry in [entry for entry in entries if "Integral" not in entry["answer"]]:
+                assert score(entry["answer"], task, json.loads(json.dumps(entry, default=str))) == 1.0
+
+    def test_a_puzzle_is_not_solved_with_numbers_that_it_did_not_give(self):
+        from reasoning_gym import create_dataset
+
+        entry = create_dataset("countdown", size=1, seed=0)[0]
+        numbers, target = entry["metadata"]["numbers"], entry["metadata"]["target"]
+        ones = "+".join(["cos(x-x)"] * target)
+        assert score(f"({'+'.join(map(str, numbers))})*(x-x)+{ones}", "countdown", entry) == 0.0
 
     def test_an_integral_sign_is_no_antiderivative(self):
         from reasoning_gym import create_dataset

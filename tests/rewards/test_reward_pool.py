@@ -28,22 +28,6 @@ from reward_samples import (
 from roll_lightning.errors import ConfigError, RewardError
 from roll_lightning.rewards import ExactMatch, FunctionReward, RegexMatch, RewardPool
 
-
-@pytest.fixture
-def make_pool():
-    pools = []
-
-    def make(*rewards, **options):
-        pools.append(RewardPool(rewards, **{"workers": 1, "deadline": 30.0, **options}))
-        return pools[-1]
-
-    yield make
-    pids = [pid for pool in pools for pid in pool.pids()]
-    for pool in pools:
-        pool.close()
-    assert not any(alive(pid) for pid in pids)
-
-
 FAULTS = [
     ("raise", "raised ValueError: boom second line"),
     ("exit", "raised SystemExit: 3"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from jsonargparse import ArgumentParser
 from reward_samples import rollout
@@ -49,6 +51,48 @@ rollout:
     scorer.close()
     assert batch[0].components == {"exact_match": 1.0, "form": 1.0, "text_length": 2.0, "length_penalty": -0.5}
     assert (batch[0].score, batch[0].reward) == (3.5, 3.0)
+
+
+def test_a_routed_list(tmp_path):
+    (tmp_path / "config.yaml").write_text("""
+rollout:
+  rewards:
+  - class_path: WeightedReward
+    init_args:
+      reward: {class_path: MathVerify, init_args: {after: </think>, deadline: 5}}
+      domains: [algebra, sums]
+  - class_path: WeightedReward
+    init_args:
+      reward: {class_path: ExactMatch, init_args: {ignore_case: true}}
+      weight: -0.5
+      domains: [words]
+  - class_path: WeightedReward
+    init_args: {reward: {class_path: RegexMatch, init_args: {pattern: '(?s).*</think>.*'}}, weight: 0.25, shaping: true}
+""")
+    scorer = RewardScorer(parse("--config", str(tmp_path / "config.yaml")))
+    batch = [
+        of("algebra", r"Hm. \boxed{1}</think> \boxed{\frac{84}{2}}", "42"),
+        of("sums", "42", "42"),
+        of("words", "paris", "Paris"),
+        of("words", "</think>Rome", "Paris"),
+    ]
+    scorer.check_domains({"data.train": {r.prompt.domain for r in batch}}, complete=True)
+    scorer.score(batch)
+    scorer.close()
+    assert [r.components for r in batch] == [
+        {"math_verify": 1.0, "regex_match": 1.0},
+        {"math_verify": 0.0, "regex_match": 0.0},
+        {"exact_match": 1.0, "regex_match": 0.0},
+        {"exact_match": 0.0, "regex_match": 1.0},
+    ]
+    assert [r.score for r in batch] == [1.0, 0.0, -0.5, 0.0]
+    assert [r.reward for r in batch] == [1.25, 0.0, -0.5, 0.25]
+
+
+def of(domain, text, answer):
+    made = rollout(text, answer=answer)
+    made.prompt = replace(made.prompt, domain=domain)
+    return made
 
 
 @pytest.mark.parametrize(
