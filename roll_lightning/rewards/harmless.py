@@ -1,20 +1,26 @@
-"""Whether a text does nothing but compute when it is evaluated as Python."""
+"""Which answers may be handed to a scorer that evaluates them as Python: those that can only compute.
+
+Each pattern lists what is allowed. A list of what is forbidden would have holes: a comment between a function and its
+parenthesis, an identifier that NFKC turns into another one, a loop variable named ``sin``, a string that SymPy reads.
+"""
 
 from __future__ import annotations
 
 import re
 
-_MATHEMATICS = re.compile("a?(?:sin|cos|tan|cot|sec|csc)h?|exp|log|ln|sqrt|cbrt|[aA]bs|erf|Rational|Integer")
-# Whatever is called stands before a parenthesis, be it a name or the value of an expression.
-_CALL = re.compile(r"(\w+|[)\]}'\"])\s*\(")
-_LOOKUP = re.compile(r"\.\s*[^\W\d]|__|\\")
+_FUNCTION = "a?(?:sin|cos|tan|cot|sec|csc)h?|exp|log|ln|sqrt|cbrt|[aA]bs|erf|Rational|Integer"
+_NUMBER = r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+"
+
+ARITHMETIC = re.compile(r"[\d\s()*/+-]*", re.ASCII)
+"""Integers, four operations, parentheses. No letters: ``cos(x-x)`` is a one that no puzzle gave."""
+
+ALGEBRA = re.compile(rf"(?:(?:{_FUNCTION}|pi|[a-zA-Z]\d*|{_NUMBER})(?!\w)|[\s(),*/^+-])*+", re.ASCII)
+"""Also variables of one letter, decimals, and functions of mathematics. No ``Integral``, which is no antiderivative."""
+
+NO_CALL = re.compile(r"[^(]*")
+"""Lists, boards and words: nothing can be called without a parenthesis."""
 
 
-def is_harmless(expression: str) -> bool:
-    """Whether the text calls and looks up nothing but functions of mathematics.
-
-    Lists, arithmetic and words pass; ``open("x")``, ``().__class__`` and ``f"{exit()}"`` do not. It says nothing of how
-    long the evaluation takes.
-    """
-    called = (match[1] for match in _CALL.finditer(expression))
-    return _LOOKUP.search(expression) is None and all(_MATHEMATICS.fullmatch(name) or name.isdigit() for name in called)
+def is_harmless(expression: str, allowed: re.Pattern[str]) -> bool:
+    """Whether all of the text is allowed. It says nothing of how long the evaluation takes."""
+    return allowed.fullmatch(expression) is not None

@@ -13,7 +13,7 @@ from typing import Any
 from roll_lightning.data.types import Rollout
 from roll_lightning.errors import ConfigError, RewardError
 from roll_lightning.rewards.base import RewardFunction, RewardResult
-from roll_lightning.rewards.harmless import is_harmless
+from roll_lightning.rewards.harmless import ALGEBRA, ARITHMETIC, NO_CALL, is_harmless
 from roll_lightning.rewards.regex import answer_pattern
 
 COLUMN = "reasoning_gym"
@@ -23,19 +23,17 @@ COLUMN = "reasoning_gym"
 _FULL_MARKS = 0.999
 _NONSENSE = "nonsense"
 # Their scorers evaluate the answer as Python.
-EVALUATED = frozenset(
-    (
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    )
-)
+EVALUATED = {
+    "binary_matrix": NO_CALL,
+    "countdown": ARITHMETIC,
+    "intermediate_integration": ALGEBRA,
+    "n_queens": NO_CALL,
+    "polynomial_multiplication": ALGEBRA,
+    "puzzle24": ARITHMETIC,
+    "simple_integration": ALGEBRA,
+    "spiral_matrix": NO_CALL,
+    "string_insertion": NO_CALL,
+}
 
 
 class ReasoningGymReward(RewardFunction):
@@ -48,8 +46,9 @@ class ReasoningGymReward(RewardFunction):
     wrong: without the column, where it does not give the entry's own answer full marks, and where it gives them to
     nonsense.
 
-    Nine scorers evaluate the answer as Python code. There, an answer that calls or looks up anything but functions of
-    mathematics is wrong, and is not evaluated. (That also closes a way out: ``Integral(f, x)`` for an antiderivative.)
+    Nine scorers evaluate the answer as Python code. There, an answer that is more than arithmetic, algebra, or a list
+    without a call is wrong, and is not evaluated. (That also closes ways out: ``Integral(f, x)`` for an antiderivative,
+    ``cos(0)`` for a number that the puzzle did not give.)
 
     Args:
         extract: a regular expression with one group; the group of its last match is the answer, e.g.
@@ -98,7 +97,7 @@ class ReasoningGymReward(RewardFunction):
         if self.extract is not None:
             matches = list(self.extract.finditer(rollout.text))
             answer = matches[-1].group(1) if matches else None
-        if answer is None or (task in EVALUATED and not is_harmless(answer)):
+        if answer is None or (task in EVALUATED and not is_harmless(answer, EVALUATED[task])):
             return 0.0
         return float(_has_full_marks(task, answer.strip(), usable))
 
