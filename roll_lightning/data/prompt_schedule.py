@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 
 from roll_lightning.data.planner import permutation
 from roll_lightning.data.types import Prompt
 from roll_lightning.errors import ConfigError
+
+# As exact as the sum of the shares has to be: thirds written with seven digits are thirds.
+_SHARE_TOLERANCE = 1e-6
+_WIDEST_SEARCH = 100
 
 
 class PromptSchedule:
@@ -38,15 +40,27 @@ class PromptSchedule:
         if self.shares is None:
             _check_enough(count, count, len(self._all), "prompts")
             return
-        step = math.lcm(*(Fraction(share).limit_denominator(1000).denominator for share in self.shares.values()))
-        if count % step:
-            near = sorted({count - count % step, count - count % step + step} - {0})
+        if not self._is_whole(count):
+            wider = range(1, _WIDEST_SEARCH * count)
+            below = next((near for near in reversed(range(1, count)) if self._is_whole(near)), None)
+            above = next((count + more for more in wider if self._is_whole(count + more)), None)
+            near = " or ".join(str(number) for number in (below, above) if number)
             raise ConfigError(
                 f"the shares of data.domains do not divide rollout.prompts_per_iteration {count} into whole prompts; "
-                f"set it to {' or '.join(map(str, near))}"
+                + (f"set it to {near}" if near else "take rounder shares")
             )
         for name, share in self.shares.items():
             _check_enough(count, round(share * count), len(self._domains[name]), f"prompts of domain {name}")
+
+    def _is_whole(self, count: int) -> bool:
+        exact = [share * count for share in (self.shares or {}).values()]
+        whole = [round(number) for number in exact]
+        slack = _SHARE_TOLERANCE * count
+        return (
+            min(whole) > 0
+            and sum(whole) == count
+            and all(abs(a - b) <= slack for a, b in zip(exact, whole, strict=True))
+        )
 
     def draw(self, iteration: int, count: int) -> list[Prompt]:
         """The ``count`` prompts of an iteration."""

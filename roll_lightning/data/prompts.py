@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
 from roll_lightning.data.chat import encode_prompt, render_prompt
 from roll_lightning.data.domains import DomainConfig, conversation
 from roll_lightning.data.encode import encode_prompt_text
@@ -140,6 +142,34 @@ def tokenise_prompts(
             f"{rows[0].file}: all {len(rows)} prompts are longer than max_prompt_length {settings.max_prompt_length}"
         )
     return PromptDataset(prompts, dropped)
+
+
+def apart(train: list[Prompt], held_out: Sequence[Prompt], overlap: Literal["warn", "drop"]) -> list[Prompt]:
+    """The training prompts, with or without those whose tokens a held-out prompt has, which measures memory.
+
+    Args:
+        train: to train on.
+        held_out: to validate on.
+        overlap: ``"warn"`` keeps them and counts them in a warning, ``"drop"`` leaves them out and says how many.
+
+    Raises:
+        DataError: none is left.
+    """
+    seen = {prompt.token_ids for prompt in held_out}
+    left = [prompt for prompt in train if prompt.token_ids not in seen]
+    shared = len(train) - len(left)
+    if not shared:
+        return train
+    if overlap == "warn":
+        rank_zero_warn(
+            f"{shared} of {len(train)} training prompts are validation prompts, too; set data.overlap to drop to leave "
+            "them out of training"
+        )
+        return train
+    if not left:
+        raise DataError(f"all {shared} training prompts are validation prompts, too; give other ones as data.val")
+    rank_zero_info(f"{shared} of {len(train)} training prompts are left out: they are validation prompts, too")
+    return left
 
 
 def _find_prompt_column(rows: Sequence[Row]) -> str:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any
+
+import numpy as np
 
 from roll_lightning.data.encode import first_line
 from roll_lightning.data.jsonl import Row
@@ -18,6 +24,7 @@ from roll_lightning.rewards.reasoning_gym import COLUMN
 _NO_ANSWER = "its entries have no answer, so nothing shows that its scorer accepts a right one"
 DENIED = {
     "boxnet": _NO_ANSWER,
+    "codeio": "it runs programs written by a model in the process that trains",
     "coin_flip": "its scorer gives 0 full marks for any probability",
     "composite": "it is a mixture; name the tasks themselves",
     "game_of_life_halting": "its scorer gives any answer full marks",
@@ -26,6 +33,11 @@ DENIED = {
     "rubiks_cube": _NO_ANSWER,
     "rush_hour": _NO_ANSWER,
 }
+
+HASH_ORDERED = frozenset(
+    {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
+)
+"""Tasks made by going through sets of strings: the same seed gives other rows wherever Python's hashes differ."""
 
 
 class ReasoningGymTasks(RowSource):
@@ -37,13 +49,16 @@ class ReasoningGymTasks(RowSource):
     Args:
         tasks: their names, e.g. ``[chain_sum, gsm_symbolic]``.
         size: rows of each task.
-        seed: of the questions; training and validation need different ones.
+        seed: of the questions; training and validation need different ones. Small tasks repeat questions under any
+            seed: ``RLVRDataModule(overlap="drop")`` keeps those of the validation rows out of training.
         options: arguments of a task's generator by task, e.g. ``{chain_sum: {max_terms: 3}}``.
+        weights: a task's rows are ``size`` times its weight, e.g. ``{gsm_symbolic: 2.5}``; 1 where none is given.
         domain: the rows' domain; ``None`` takes the name of the task.
 
     Raises:
-        ConfigError: reasoning-gym is not installed; a task is unknown, or denied because its scorer is broken; options
-            for a task that is not named, or that its generator refuses.
+        ConfigError: reasoning-gym is not installed; a task is unknown, denied because its scorer is broken, or not
+            reproducible without ``PYTHONHASHSEED``; options or weights for a task that is not named; a weight that
+            leaves it no row; options that its generator refuses.
     """
 
     def __init__(
@@ -52,6 +67,7 @@ class ReasoningGymTasks(RowSource):
         size: int = 1000,
         seed: int = 0,
         options: Mapping[str, Mapping[str, Any]] | None = None,
+        weights: Mapping[str, float] | None = None,
         domain: str | None = None,
     ) -> None:
         if find_spec("reasoning_gym") is None:
@@ -65,9 +81,13 @@ class ReasoningGymTasks(RowSource):
         self.options = {name: dict(given) for name, given in (options or {}).items()}
         self.name = f"reasoning-gym {'+'.join(self.tasks)} (seed {seed})"
         _check_tasks(self.tasks)
-        for name in self.options:
-            if name not in self.tasks:
-                raise ConfigError(f"ReasoningGymTasks.options has {name}, which is not among its tasks; remove it")
+        for argument, given in (("options", self.options), ("weights", weights or {})):
+            for name in given:
+                if name not in self.tasks:
+                    raise ConfigError(
+                        f"ReasoningGymTasks.{argument} has {name}, which is not among its tasks; remove it"
+                    )
+        self.sizes = {name: _weighted(name, size, (weights or {}).get(name, 1.0)) for name in self.tasks}
 
     def rows(self) -> list[Row]:
         """The rows, task after task."""
@@ -78,12 +98,14 @@ class ReasoningGymTasks(RowSource):
 
         # reasoning-gym seeds row n with seed + n: of two neighbouring seeds almost all rows would be the same.
         start = derive_seed("reasoning-gym", name, self.seed) % 2**31
+        options = self.options.get(name, {})
         try:
-            entries = list(reasoning_gym.create_dataset(name, size=self.size, seed=start, **self.options.get(name, {})))
+            with _own_random_state(start):
+                entries = list(reasoning_gym.create_dataset(name, size=self.sizes[name], seed=start, **options))
         # Each generator checks its options in its own way.
         except Exception as error:
             raise ConfigError(
-                f"reasoning-gym cannot make {name} with the options {self.options.get(name, {})}: {first_line(error)}"
+                f"reasoning-gym cannot make {name} with the options {options}: {first_line(error)}"
             ) from error
         return [self._row(name, number, entry) for number, entry in enumerate(entries, start=1)]
 
@@ -100,6 +122,29 @@ class ReasoningGymTasks(RowSource):
         return Row(number, values, self.name)
 
 
+@contextmanager
+def _own_random_state(seed: int) -> Iterator[None]:
+    """Some generators draw from the global random states, and one seeds them: the run's own must not notice."""
+    python, arrays = random.getstate(), np.random.get_state()
+    try:
+        random.seed(seed)
+        np.random.seed(seed)
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+
+
+def _weighted(name: str, size: int, weight: float) -> int:
+    rows = round(size * weight) if math.isfinite(weight) else 0
+    if rows < 1:
+        raise ConfigError(
+            f"ReasoningGymTasks.weights has {name}: {weight:g}, which leaves no row of size {size}; raise it, or "
+            "remove the task"
+        )
+    return rows
+
+
 def _check_tasks(tasks: Sequence[str]) -> None:
     from reasoning_gym.factory import DATASETS
 
@@ -112,6 +157,11 @@ def _check_tasks(tasks: Sequence[str]) -> None:
             near = get_close_matches(name, DATASETS, n=1)
             hint = f"did you mean {near[0]}?" if near else "see reasoning_gym.factory.DATASETS for all"
             raise ConfigError(f"ReasoningGymTasks.tasks has {name}, which reasoning-gym does not know; {hint}")
+        if name in HASH_ORDERED and os.environ.get("PYTHONHASHSEED", "random") == "random":
+            raise ConfigError(
+                f"ReasoningGymTasks.tasks has {name}, whose rows depend on Python's hashes, so that a resumed run "
+                "would get others; set the environment variable PYTHONHASHSEED=0 before Python starts"
+            )
     if len(set(tasks)) < len(tasks):
         twice = next(name for name in tasks if list(tasks).count(name) > 1)
         raise ConfigError(f"ReasoningGymTasks.tasks names {twice} twice; name it once, and set size")

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 
 from roll_lightning.callbacks.exact_resume import resume_position
 from roll_lightning.data.batch import ExperienceBatch, PromptBatch, WindowTotals
@@ -16,7 +16,7 @@ from roll_lightning.data.experience import Experience
 from roll_lightning.data.loader import FixedLoader
 from roll_lightning.data.planner import Rows, Window, permutation
 from roll_lightning.data.prompt_schedule import PromptSchedule
-from roll_lightning.data.prompts import PromptSettings, load_prompts
+from roll_lightning.data.prompts import PromptSettings, apart, load_prompts
 from roll_lightning.data.sources import RowSource, source_name
 from roll_lightning.data.types import Prompt
 from roll_lightning.datamodules.base import PlannedDataModule
@@ -44,6 +44,8 @@ class RLVRDataModule(PlannedDataModule):
         domains: system prompt, worked examples and share of each iteration, by domain.
         max_prompt_length: longest prompt in tokens.
         overlong: what becomes of a longer one: ``"error"`` refuses it, ``"drop"`` leaves it out and counts it.
+        overlap: what becomes of training prompts that are validation prompts, too: ``"warn"`` counts them in a
+            warning, ``"drop"`` leaves them out of training and says how many.
         val_batch_size: prompts that are validated together, over all ranks.
         max_tokens_per_micro_batch: longest micro-batch in padded tokens; ``None`` sets no limit.
         seed: of the order of prompts and samples; ``None`` takes the run's.
@@ -63,6 +65,7 @@ class RLVRDataModule(PlannedDataModule):
         domains: dict[str, DomainConfig] | None = None,
         max_prompt_length: int = 1024,
         overlong: Literal["error", "drop"] = "error",
+        overlap: Literal["warn", "drop"] = "warn",
         val_batch_size: int = 256,
         max_tokens_per_micro_batch: int | None = None,
         seed: int | None = None,
@@ -76,6 +79,9 @@ class RLVRDataModule(PlannedDataModule):
         self.prompt_settings = PromptSettings(
             prompt_column, answer_column, answer_pattern, chat, self.domains, max_prompt_length, overlong
         )
+        if overlap not in ("warn", "drop"):
+            raise ConfigError(f"data.overlap is {overlap!r}; it must be 'warn' or 'drop'")
+        self.overlap = overlap
         self.val_batch_size = val_batch_size
         self.train_prompts: list[Prompt] = []
         self.val_prompts: list[Prompt] = []
@@ -115,11 +121,12 @@ class RLVRDataModule(PlannedDataModule):
             if not self.train:
                 raise ConfigError("data.train is not set; give a file, folder or hub name of training prompts")
             self.train_prompts = self.train_prompts or self.load_prompts(self.train)
-            self._plan_iterations(source_name(self.train))
-            self._check_budget()
         if stage in ("fit", "validate", "test") and self.val:
             self.val_prompts = self.val_prompts or self.load_prompts(self.val, "validation")
-            self._warn_of_overlap()
+        if stage == "fit" and self.train:
+            self.train_prompts = apart(self.train_prompts, self.val_prompts, self.overlap)
+            self._plan_iterations(source_name(self.train))
+            self._check_budget()
         if stage in ("validate", "test") and not self.val:
             raise ConfigError(f"data.val is not set, so there is nothing to {TrainerFn(stage).value}")
         if stage == "predict":
@@ -147,13 +154,6 @@ class RLVRDataModule(PlannedDataModule):
         shares = domain_shares(self.domains, present, source)
         self._schedule = PromptSchedule(self.train_prompts, self.seed, shares)
         self._schedule.check(self.rollout.prompts_per_iteration)
-
-    def _warn_of_overlap(self) -> None:
-        """Validation on prompts that are trained on measures memory."""
-        trained = {prompt.token_ids for prompt in self.train_prompts}
-        shared = sum(prompt.token_ids in trained for prompt in self.val_prompts)
-        if shared:
-            rank_zero_warn(f"{shared} of {len(self.val_prompts)} validation prompts are training prompts, too")
 
     def _check_budget(self) -> None:
         longest = sorted((len(prompt.token_ids) for prompt in self.train_prompts), reverse=True)

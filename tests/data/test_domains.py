@@ -117,6 +117,19 @@ def test_counts_that_do_not_divide():
         schedule.check(80)
 
 
+def test_counts_with_odd_shares():
+    thirds = PromptSchedule(prompts(a=9, b=9, c=9), 0, {"a": 0.3333333, "b": 0.3333333, "c": 0.3333334})
+    thirds.check(6)
+    assert Counter(name[0] for name in drawn(thirds, 1, 6)[0]) == {"a": 2, "b": 2, "c": 2}
+    with pytest.raises(ConfigError, match=r"set it to 6 or 9$"):
+        thirds.check(8)
+    # 0.33 + 0.33 + 0.34 come out whole at hundreds only.
+    with pytest.raises(ConfigError, match=r"set it to 100$"):
+        PromptSchedule(prompts(a=9, b=9, c=9), 0, {"a": 0.33, "b": 0.33, "c": 0.34}).check(8)
+    with pytest.raises(ConfigError, match="take rounder shares"):
+        PromptSchedule(prompts(a=9, b=9, c=9), 0, {"a": 0.12391, "b": 0.45672, "c": 0.41937}).check(8)
+
+
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.5])
 def test_share_out_of_range(share):
     with pytest.raises(ConfigError, match="a share is"):

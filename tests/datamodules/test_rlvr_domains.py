@@ -100,9 +100,22 @@ def test_shares_cannot_change_while_a_run_goes_on(folder, tmp_path, capsys):
     assert "the shares of data.domains changed" in error_of(capsys, folder, tmp_path, *more)
 
 
-def test_validation_prompts_that_are_trained_on_are_said(folder, tmp_path, recwarn):
+def test_training_prompts_that_are_validated_on_are_said(folder, tmp_path, recwarn):
     assert fit(folder, tmp_path, "--data.val", str(folder / "rows.jsonl"), "--trainer.max_epochs", "1") == 0
-    assert any("40 of 40 validation prompts are training prompts" in str(one.message) for one in recwarn.list)
+    assert any("40 of 40 training prompts are validation prompts" in str(one.message) for one in recwarn.list)
+
+
+def test_training_prompts_that_are_validated_on_are_dropped(folder, tmp_path, capsys):
+    held_out = [{"prompt": f"{number}=", "answer": "1", "domain": "code"} for number in (1, 2, 3, 5, 99)]
+    held_out.append({"prompt": "6=", "answer": "1", "domain": "maths"})  # with its domain's turns: another prompt
+    val = ["--data.val", str(write_jsonl(tmp_path / "val.jsonl", held_out)), "--data.overlap", "drop"]
+    recorded = ["--rollout.record_dir", str(tmp_path / "rollouts"), "--trainer.max_epochs", "5"]
+    assert fit(folder, tmp_path, *val, *recorded) == 0
+    rollouts = [one for iteration in range(5) for one in read_rollouts(str(tmp_path / "rollouts"), iteration)]
+    code = {int(one.prompt.text.rstrip("=")) for one in rollouts if one.prompt.domain == "code"}
+    assert code == {number for number in range(40) if number % 4} - {1, 2, 3, 5}
+    every = ["--data.val", str(folder / "rows.jsonl"), "--data.overlap", "drop"]
+    assert "all 40 training prompts are validation prompts" in error_of(capsys, folder, tmp_path / "other", *every)
 
 
 class TestReasoningGym:
