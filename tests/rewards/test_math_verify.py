@@ -92,6 +92,29 @@ def test_wrong(text, gold):
     assert score(text, gold) == 0.0
 
 
+SEVERAL_GUESSES = [
+    r"\boxed{41 \vee 42}",
+    r"\boxed{x=41 \lor x=42}",
+    r"\boxed{41 \cup 42}",
+    r"\boxed{41=42=40}",
+    r"\boxed{41 \to 42}",
+    r"\boxed{41 \approx 42}",
+    r"\boxed{41 \neq 42}",
+    r"\boxed{41; 42}",
+    r"\boxed{41} \boxed{42}",
+    "$41$ $42$ $40$",
+    "$41$, $42$",
+    "41 42 40",
+    "The answer is 41. The answer is 42.",
+    "The answer is 41 or 42",
+]
+
+
+@pytest.mark.parametrize("text", SEVERAL_GUESSES)
+def test_of_several_guesses_one_counts_at_most(text):
+    assert sum(score(text, gold) == 1.0 for gold in ("40", "41", "42")) <= 1
+
+
 @pytest.mark.parametrize("gold", [None, "", "   ", [], [None, ""], True, {"answer": 42}, "$$", "³", r"\boxed{}"])
 @pytest.mark.parametrize("text", ["42", "", "True", "³"])
 def test_none_where_there_is_nothing_to_compare_with(text, gold):
