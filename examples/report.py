@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -109,6 +110,8 @@ def evaluate(policy: PolicyConfig, task: Task, seed: int, shown: int = 6) -> Res
     first = RLVRDataModule(predict=str(task.file), seed=seed, val_batch_size=shown)
     (rollouts,) = trainer.predict(module, first)
     answers = [(_question(r.prompt), r.text, r.score) for r in rollouts if r.sample == 0]
+    del trainer, module, first, rollouts
+    gc.collect()  # They refer to each other; without this the model would stay in memory while the next one trains.
     return Result(scores["val_correct/sampled/mean"], scores["val_correct/greedy/mean"], answers)
 
 
