@@ -86,6 +86,7 @@ class ExperienceBatch(TokenBatch):
         old_logprobs: ``[batch, tokens]`` float32, or ``None``: they are the first forward pass itself.
         ref_logprobs: ``[batch, tokens]`` float32, or ``None`` without a reference.
         behaviour_logprobs: ``[batch, tokens]`` float32 of the engine, or ``None`` where they cannot be compared.
+        policy_weights: ``[batch, tokens]`` float32, factors of the policy loss, or ``None`` where all are 1.
         window: totals of the optimizer window.
     """
 
@@ -98,6 +99,7 @@ class ExperienceBatch(TokenBatch):
         old_logprobs: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
         behaviour_logprobs: Tensor | None = None,
+        policy_weights: Tensor | None = None,
         window: WindowTotals | None = None,
     ) -> None:
         super().__init__(input_ids, attention_mask, loss_mask, window)
@@ -105,6 +107,7 @@ class ExperienceBatch(TokenBatch):
         self.old_logprobs = old_logprobs
         self.ref_logprobs = ref_logprobs
         self.behaviour_logprobs = behaviour_logprobs
+        self.policy_weights = policy_weights
 
 
 class PromptBatch:

@@ -33,6 +33,7 @@ class Experience:
         ref_logprobs: ``[rows, tokens]`` float32, or ``None``.
         behaviour_logprobs: ``[rows, tokens]`` float32 log-probabilities that the engine gave, or ``None`` where they
             are of a filtered distribution (top-p, top-k) and so cannot be compared with the trainer's.
+        policy_weights: ``[rows, tokens]`` float32, factors of the policy loss, or ``None`` where all are 1.
         metrics: what was found while it was made, to be logged once; not part of its state.
     """
 
@@ -43,6 +44,7 @@ class Experience:
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     behaviour_logprobs: Tensor | None = None
+    policy_weights: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -85,6 +87,7 @@ class Experience:
             old_logprobs=take(self.old_logprobs),
             ref_logprobs=take(self.ref_logprobs),
             behaviour_logprobs=take(self.behaviour_logprobs),
+            policy_weights=take(self.policy_weights),
             window=window,
         )
 

@@ -26,10 +26,12 @@ DENIED = {
     "boxnet": _NO_ANSWER,
     "codeio": "it runs programs written by a model in the process that trains",
     "coin_flip": "its scorer gives 0 full marks for any probability",
+    "complex_arithmetic": "its scorer gives nan full marks",
     "composite": "it is a mixture; name the tasks themselves",
     "game_of_life_halting": "its scorer gives any answer full marks",
     "graph_color": _NO_ANSWER,
     "propositional_logic": _NO_ANSWER,
+    "puzzle24": "its scorer takes any four numbers that make 24, so one answer solves every puzzle",
     "rubiks_cube": _NO_ANSWER,
     "rush_hour": _NO_ANSWER,
 }

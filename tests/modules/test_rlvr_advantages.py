@@ -90,7 +90,7 @@ def test_running_statistics_are_resumed(task, tmp_path):
     train(task, tmp_path / "whole", epochs=2, advantage=GroupRelative("running", "running"))
     train(task, tmp_path / "parts", epochs=1, advantage=GroupRelative("running", "running"))
     train(task, tmp_path / "parts", epochs=2, attempt=1, advantage=GroupRelative("running", "running"))
-    assert last_state(tmp_path / "whole")["advantage"]["count"] == 32
+    assert last_state(tmp_path / "whole")["experience_maker"]["advantage"]["count"] == 32
     assert_same_state(last_state(tmp_path / "parts"), last_state(tmp_path / "whole"))
 
 
