@@ -130,12 +130,9 @@ def test_masked_samples_cost_no_compute_and_weights_average_to_one(task, tmp_pat
         good = rollout.finish_reason == "stop" and not (rollout.score < 1 and rollout.response_length > 3)
         assert keep is good
     assert 0 < kept.sum() < 16
-    planned = (
-        [row for window in module.trainer.datamodule.plan_experience(experience, 0) for row in window.rows()]
-        if (hasattr(module.trainer.datamodule.plan_experience(experience, 0)[0], "rows"))
-        else None
-    )
-    assert planned is None or set(planned) <= set(kept.nonzero().flatten().tolist())
+    (window,) = module.trainer.datamodule.plan_experience(experience, 0)
+    planned = sorted(row for rank in window.micro_batches for rows in rank for row in rows)
+    assert planned == kept.nonzero().flatten().tolist()
     weights = [
         float(row[mask][0])
         for row, mask in zip(experience.policy_weights, experience.response_mask, strict=True)
