@@ -228,10 +228,12 @@ def test_T21_full_kl_at_forbidden_tokens_and_huge_logits():
 
 
 def test_full_kl_precision_and_reference():
+    """bfloat16 logits are widened before anything is computed of them."""
     reference = torch.zeros(1, 3, dtype=torch.bfloat16, requires_grad=True)
-    value = full_kl(torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16, requires_grad=True), reference)
+    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16, requires_grad=True)
+    value = full_kl(logits, reference)
     value.sum().backward()
-    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, full_kl(logits.float(), reference.float()), rtol=1e-6, atol=0)
     assert reference.grad is None
 
 
