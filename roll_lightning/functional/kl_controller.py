@@ -119,7 +119,7 @@ class AdaptiveKL(KLController):
         """
         if self.MAX_ERROR * samples >= self.horizon:
             raise ConfigError(
-                f"AdaptiveKL.horizon is {self.horizon}, but an iteration has {samples} samples, so the coefficient "
+                f"model.kl.horizon is {self.horizon:g}, but an iteration has {samples} samples, so the coefficient "
                 f"could become 0 or negative; set it above {self.MAX_ERROR * samples:g} (10000 is usual)"
             )
 

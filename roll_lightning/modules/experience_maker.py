@@ -93,14 +93,21 @@ class ExperienceMaker:
         self._adapt_kl(experience)
 
     def _reject(self, experience: Experience) -> None:
-        """Take out of the mask what is too far off policy, before windows are counted."""
+        """Take out of the mask what is too far off policy, before windows are counted.
+
+        Weights and metrics are taken here, too, since those of segments and rows need the whole mask.
+        """
         old, behaviour, mask = experience.old_logprobs, experience.behaviour_logprobs, experience.response_mask
         if not self.off_policy.masks or old is None or behaviour is None:
             return
         found = self.off_policy(old, behaviour, mask)
-        names = ["actor/train_infer_final_mask_mean", *(rejection.metric_name for rejection in self.off_policy.masks)]
-        tokens = mask.sum().clamp(min=1)
-        experience.metrics |= {name: float(found.metrics[name].sum() / tokens) for name in names}
+        if mask.any():
+            means = {name: float(found.metrics[name][mask].mean()) for name in self.off_policy.mean_names}
+            largest = {name: float(found.metrics[name][mask].max()) for name in self.off_policy.max_names}
+            experience.metrics |= means | largest
+        if self.off_policy.weight is not None:
+            others = 1.0 if experience.policy_weights is None else experience.policy_weights
+            experience.policy_weights = found.weights * others
         experience.response_mask = mask & found.keep
 
     def _kl_rewards(self, experience: Experience) -> Tensor | None:

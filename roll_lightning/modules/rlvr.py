@@ -16,6 +16,7 @@ from roll_lightning.errors import ConfigError
 from roll_lightning.functional.advantages import AdvantageEstimator, AdvantageShaping, GroupRelative
 from roll_lightning.functional.aggregation import AggregationMode, aggregate, check_aggregation
 from roll_lightning.functional.kl import kl_estimate
+from roll_lightning.functional.kl_controller import AdaptiveKL
 from roll_lightning.functional.off_policy import OffPolicyCorrection
 from roll_lightning.functional.policy_losses import PolicyLoss, PPOClip
 from roll_lightning.functional.sample_masks import SampleSelection
@@ -109,6 +110,9 @@ class RLVRModule(RolloutModule):
                 f"rollout.num_generations is {self._rollout.num_generations}; {type(self.advantage).__name__} compares "
                 f"the answers to a prompt, and a group of one has no advantage: set it to 2 or more"
             )
+        controller = self.maker.kl_controller
+        if isinstance(controller, AdaptiveKL):
+            controller.check_samples(self._rollout.prompts_per_iteration * self._rollout.num_generations)
         if not self._comparable and (self.off_policy.weight is not None or self.off_policy.masks):
             raise ConfigError(
                 "model.off_policy corrects by log-probabilities, but with rollout.top_p or rollout.top_k the engine's "
@@ -159,8 +163,8 @@ class RLVRModule(RolloutModule):
 
     @property
     def _off_policy_means(self) -> list[str]:
-        """Without the shares that rejection masks keep: those are known before, and logged with the rollouts."""
-        return [name for name in self.off_policy.mean_names if "mask_mean" not in name]
+        """Those of single steps: what rejection masks see is known before, and logged with the rollouts."""
+        return [] if self.off_policy.masks else [n for n in self.off_policy.mean_names if "mask_mean" not in n]
 
     def make_experience(self, rollouts: Sequence[Rollout], iteration: int) -> Experience:
         """From the rollouts of all ranks to tensors to train on; collective.
@@ -234,7 +238,9 @@ class RLVRModule(RolloutModule):
         """The policy loss times the weights of samples and of off-policy tokens."""
         if batch.policy_weights is not None:
             per_token = per_token * batch.policy_weights
-        if self.off_policy.weight is not None and batch.behaviour_logprobs is not None:
+        # With rejection masks the weights are in those already: they need the mask as it was.
+        weighs = self.off_policy.weight is not None and not self.off_policy.masks
+        if weighs and batch.behaviour_logprobs is not None:
             per_token = per_token * self.off_policy(old, batch.behaviour_logprobs, batch.loss_mask).weights
         return per_token
 
@@ -267,7 +273,7 @@ class RLVRModule(RolloutModule):
                 record(f"actor/{name}", values, mask)
         if entropy is not None:
             record("critic/entropy/mean", entropy, mask)
-        if batch.behaviour_logprobs is not None:
+        if batch.behaviour_logprobs is not None and not self.off_policy.masks:
             watched = self.off_policy(old, batch.behaviour_logprobs, mask).metrics
             for name in (*self._off_policy_means, *self.off_policy.max_names):
                 record(name, watched[name], mask)

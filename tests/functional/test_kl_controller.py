@@ -87,7 +87,7 @@ def test_a_horizon_that_could_turn_the_coefficient_negative():
     controller = AdaptiveKL(horizon=100)
     controller.check_samples(499)
     for call in (lambda: controller.check_samples(500), lambda: controller.update(6.0, 500)):
-        with pytest.raises(ConfigError, match=r"AdaptiveKL.horizon is 100, but .* 500 samples.* above 100 "):
+        with pytest.raises(ConfigError, match=r"model.kl.horizon is 100, but .* 500 samples.* above 100 "):
             call()
 
 

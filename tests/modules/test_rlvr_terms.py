@@ -116,6 +116,22 @@ def test_rejected_tokens_leave_numerator_and_denominator(task, tmp_path):
     assert logged(tmp_path)[0, "actor/train_infer_final_mask_mean"] == pytest.approx(kept / written)
 
 
+def test_weights_of_rows_are_taken_before_tokens_are_rejected(task, tmp_path):
+    correction = OffPolicyCorrection(ImportanceWeight("sequence", upper=None), [RejectionMask("token", high=1.2)])
+    experience = train(task, tmp_path, shift=0.3, off_policy=correction).experience
+    for row, rollout in enumerate(train(task, tmp_path / "again", shift=0.3).rollouts):
+        places = torch.tensor(rollout.loss_mask, dtype=torch.bool).nonzero().flatten()
+        whole = (experience.old_logprobs - experience.behaviour_logprobs)[row, places].sum().exp()
+        kept = experience.response_mask[row]
+        assert torch.allclose(experience.policy_weights[row][kept], whole.float(), rtol=1e-5)
+    assert experience.response_mask.sum() > 0
+
+
+def test_a_horizon_that_is_too_short_is_found_before_a_model_loads(task, tmp_path):
+    with pytest.raises(ConfigError, match=r"model.kl.horizon is 3, but an iteration has 16 samples"):
+        train(task, tmp_path, kl=KLConfig("loss", "k2", 0.1, target=1.0, horizon=3))
+
+
 def test_T23_a_correction_is_refused_where_log_probabilities_are_of_a_filtered_distribution(task, tmp_path):
     with pytest.raises(ConfigError, match=r"model.off_policy corrects by log-probabilities, but with rollout.top_p"):
         train(task, tmp_path, off_policy=OffPolicyCorrection(ImportanceWeight()), rollout={"top_p": 0.9})
