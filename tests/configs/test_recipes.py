@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,11 @@ def test_every_recipe_is_tested():
     assert {path.stem for path in FOLDER.glob("*.yaml")} == {
         recipe for _, recipe in [*RUNS, *IN_PROCESS]
     } | TESTED_ELSEWHERE
+
+
+def test_every_algorithm_is_in_the_table():
+    page = (FOLDER.parents[1] / "docs/algorithms.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| [^|]* \| `(\w+)` \|", page, re.MULTILINE)) == set(ALGORITHMS)
 
 
 @pytest.mark.slow
