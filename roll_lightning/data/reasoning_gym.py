@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any
@@ -102,7 +103,8 @@ class ReasoningGymTasks(RowSource):
         start = derive_seed("reasoning-gym", name, self.seed) % 2**31
         options = self.options.get(name, {})
         try:
-            with _own_random_state(start):
+            # Some print as they go.
+            with _own_random_state(start), redirect_stdout(io.StringIO()):
                 entries = list(reasoning_gym.create_dataset(name, size=self.sizes[name], seed=start, **options))
         # Each generator checks its options in its own way.
         except Exception as error:

@@ -83,7 +83,7 @@ def rows_digest(tasks: list[str], hash_seed: str) -> str:
         text=True,
         check=True,
     )
-    return "\n".join(line for line in done.stdout.splitlines() if line.startswith("digest"))
+    return done.stdout
 
 
 def test_tasks_that_go_by_hashes_need_a_fixed_hash_seed(monkeypatch):
@@ -140,19 +140,21 @@ def score(name: str, answer: str, entry) -> float:
 
 @pytest.mark.slow
 def test_every_task_that_is_not_denied_can_be_trusted():
-    """The right answer gets full marks, and nonsense never, a plain number or word seldom."""
+    """The right answer gets full marks, nonsense never; a plain number or word, or another row's answer, seldom."""
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
     def trusted(name: str) -> bool:
-        entries = list(reasoning_gym.create_dataset(name, size=12, seed=5))
+        entries = list(reasoning_gym.create_dataset(name, size=6, seed=5))
         right = all(e["answer"] is not None and score(name, e["answer"], e) >= 0.999 for e in entries)
-        for text in ("banana", "-", "a b c", "[]", "0", "1", "yes", "no"):
+        for text in ("banana", "-", "a b c", "[]", "nan", "0", "1", "yes", "no"):
             fooled = sum(score(name, text, e) >= 0.999 for e in entries if text != e["answer"])
             # A number can equal the answer ("0.0"), and "no" be the answer; words and brackets cannot.
             if fooled > (len(entries) // 2 if text in ("0", "1", "yes", "no") else 0):
                 return False
-        return right
+        rotated = [(entry, other["answer"]) for entry, other in zip(entries, entries[1:] + entries[:1], strict=True)]
+        taken = sum(score(name, answer, e) >= 0.999 for e, answer in rotated if answer != e["answer"])
+        return right and taken <= len(entries) // 2
 
     otherwise = {"composite", "codeio"}
     assert {name for name in DATASETS.keys() - otherwise if not trusted(name)} == DENIED.keys() - otherwise
