@@ -175,7 +175,8 @@ def apart(train: list[Prompt], held_out: Sequence[Prompt], overlap: Literal["war
 def _find_prompt_column(rows: Sequence[Row]) -> str:
     if not rows:
         raise DataError("there are no rows to make prompts from")
-    found = [name for name in ("prompt", "messages") if name in rows[0].values]
+    # A format with a schema gives every row all columns, null where there is nothing.
+    found = [name for name in ("prompt", "messages") if rows[0].values.get(name) is not None]
     if len(found) == 2:
         raise DataError(f"{rows[0].where} has both prompt and messages; choose one with prompt_column")
     return found[0] if found else "prompt"
@@ -224,7 +225,10 @@ def _answer(row: Row, settings: PromptSettings) -> Any:
             f"{row.where}: answer_pattern {settings.answer_pattern!r} does not occur in {settings.answer_column} "
             f"{str(answer)[-40:]!r}"
         )
-    return found[-1].strip()
+    last = str(found[-1]).strip()
+    if not last:
+        raise DataError(f"{row.where}: answer_pattern {settings.answer_pattern!r} finds an empty answer; mend the row")
+    return last
 
 
 def _prompt_id(row: Row) -> str:

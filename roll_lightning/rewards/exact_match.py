@@ -12,6 +12,8 @@ from roll_lightning.rewards.regex import answer_pattern
 class ExactMatch(RewardFunction):
     r"""Compares the response with the prompt's answer as strings: 1.0 or 0.0, ``None`` without an answer.
 
+    Where the answer is a list, each of its items is right; those that are null do not count.
+
     Args:
         strip: ignore white space around both.
         ignore_case: ignore upper and lower case.
@@ -34,13 +36,15 @@ class ExactMatch(RewardFunction):
         return [RewardResult(self._score(rollout)) for rollout in rollouts]
 
     def _score(self, rollout: Rollout) -> float | None:
-        if rollout.prompt.answer is None:
+        answer = rollout.prompt.answer
+        answers = [one for one in (answer if isinstance(answer, list | tuple) else [answer]) if one is not None]
+        if not answers:
             return None
         found: str | None = rollout.text
         if self.extract is not None:
             matches = list(self.extract.finditer(rollout.text))
             found = matches[-1].group(1) if matches else None
-        return float(found is not None and self._normal(found) == self._normal(str(rollout.prompt.answer)))
+        return float(found is not None and self._normal(found) in [self._normal(str(one)) for one in answers])
 
     def _normal(self, text: str) -> str:
         text = text.strip() if self.strip else text

@@ -8,6 +8,8 @@ from decimal import Decimal
 _BOX = re.compile(r"\\boxed\s*\{")
 _SCIENTIFIC = re.compile(r"(?<![\w.])([+-]?\d{1,30}(?:\.\d{0,30})?)[eE]([+-]?\d+)(?!\w)", re.ASCII)
 _SPACED_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_THIN_THOUSANDS = re.compile(r"(?<=\d)\\[,;: ](?=\d{3}(?!\d))")
+_IN_BASE = re.compile(r"(?=[0-9A-F]*\d)[0-9A-F]+_\{?(\d+)\}?", re.ASCII)
 _ORDINARY = str.maketrans({"−": "-", "–": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "})
 # GSM8K writes its answers as a worked solution that ends with this mark and the number.
 _GSM8K_MARK = "####"
@@ -52,7 +54,9 @@ def gold_of(answer: object) -> str:
 
 def tidy(expression: str) -> str:
     """The expression without delimiters, and with signs, powers and numbers that LaTeX knows."""
-    text = ordinary(expression).strip().removesuffix(".").strip("*`").strip()
+    text = (
+        _THIN_THOUSANDS.sub("", ordinary(expression).replace(r"\$", "")).strip().removesuffix(".").strip("*`").strip()
+    )
     for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         inner = text[len(opening) : len(text) - len(closing)]
         if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
@@ -61,6 +65,15 @@ def tidy(expression: str) -> str:
     if _SPACED_THOUSANDS.fullmatch(text):
         text = text.replace(" ", "")
     return text.replace("**", "^")
+
+
+def other_base(gold: str, found: str) -> bool:
+    """Whether the answer is a number in one base and what was found is one in another: ``2516_8`` and ``2516_9``.
+
+    A number without a base agrees with each.
+    """
+    wanted, bases = _IN_BASE.fullmatch(gold), _IN_BASE.findall(found)
+    return wanted is not None and bool(bases) and bases[-1] != wanted[1]
 
 
 def ordinary(text: str) -> str:

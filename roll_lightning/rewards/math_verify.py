@@ -6,13 +6,14 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from roll_lightning.data.types import Rollout
 from roll_lightning.errors import ConfigError
 from roll_lightning.rewards.base import RewardFunction, RewardResult
-from roll_lightning.rewards.math_answer import end_of, gold_of, has_box, last_boxed, ordinary, tidy
+from roll_lightning.rewards.math_answer import end_of, gold_of, has_box, last_boxed, ordinary, other_base, tidy
 from roll_lightning.rewards.regex import answer_pattern
 
 
@@ -39,7 +40,8 @@ class MathVerify(RewardFunction):
             ``'(?s)<answer>(.*?)</answer>'``, as a bare expression or with a box. A response without a match scores 0.0.
         max_length: longest answer in characters; a longer one scores 0.0. Without a box, this much of the response's
             end is searched.
-        decimals: to how many decimals floating point numbers are rounded before they are compared.
+        decimals: to how many decimals floating point numbers are rounded before they are compared. Small ones must
+            also agree in half as many significant digits, or all below 0.0000005 would be equal.
         deadline: seconds for one answer; ``None`` takes ``rollout.reward_deadline``.
 
     Raises:
@@ -84,7 +86,11 @@ class MathVerify(RewardFunction):
 
     def _score(self, text: str, answer: Any) -> float | None:
         answers = answer if isinstance(answer, list | tuple) else [answer]
-        golds = [gold_of(one) for one in answers if isinstance(one, str | int | float) and not isinstance(one, bool)]
+        golds = [
+            gold_of(one)
+            for one in answers
+            if isinstance(one, str | int | float | Decimal) and not isinstance(one, bool)
+        ]
         readable = [gold for gold in golds if gold and _read_gold(gold)]
         if not readable:
             return None
@@ -94,7 +100,8 @@ class MathVerify(RewardFunction):
         if tidy(found.text) in readable:
             return 1.0
         read = _read(tidy(found.text)) if found.is_expression else _search(ordinary(found.text))
-        return float(any(_equal(_read_gold(gold), read, self.decimals) for gold in readable))
+        candidates = [gold for gold in readable if not other_base(gold, found.text)]
+        return float(any(_equal(_read_gold(gold), read, self.decimals) for gold in candidates))
 
     def _find(self, text: str) -> _Found | None:
         if self.after is not None:
@@ -144,4 +151,15 @@ def _search(text: str) -> tuple[Any, ...]:
 def _equal(gold: tuple[Any, ...], found: tuple[Any, ...], decimals: int) -> bool:
     from math_verify import verify
 
-    return bool(verify(list(gold), list(found), float_rounding=decimals, timeout_seconds=None))
+    equal = bool(verify(list(gold), list(found), float_rounding=decimals, timeout_seconds=None))
+    return equal and not _differ_where_small(gold, found, decimals)
+
+
+def _differ_where_small(gold: tuple[Any, ...], found: tuple[Any, ...], decimals: int) -> bool:
+    """Whether two numbers are equal only because rounding leaves little or nothing of them."""
+    numbers = [one for answer in (gold, found) for one in answer[:1] if getattr(one, "is_Number", False)]
+    if len(numbers) < 2 or not any(number.is_Float for number in numbers):
+        return False
+    (first, second), size = numbers, max(map(abs, numbers))
+    share = 10 ** (-decimals / 2)
+    return bool(size < share and abs(first - second) > share * size)

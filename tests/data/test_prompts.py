@@ -150,3 +150,16 @@ def test_a_string_as_a_turn():
     assert turn.messages == ({"role": "user", "content": "hi"},)
     (plain,) = tokenise_prompts(rows, tokenizer).prompts
     assert plain.messages == ()
+
+
+@pytest.mark.parametrize("pattern", ["#### (.*)", "####( x)?"])
+def test_a_pattern_that_finds_an_empty_answer_is_refused(pattern):
+    rows = rows_of({"prompt": "1", "answer": "b #### "})
+    error = error_of(DataError, rows, DIGITS, answer_pattern=pattern)
+    assert f"f.jsonl:1: answer_pattern {pattern!r} finds an empty answer" in error
+
+
+def test_a_null_column_of_messages_is_none():
+    rows = rows_of({"prompt": "1", "messages": None, "answer": "b"})
+    (prompt,) = tokenise_prompts(rows, DIGITS, PromptSettings()).prompts
+    assert prompt.text == "1"

@@ -4,7 +4,7 @@ import pytest
 from reward_samples import rollout
 
 from roll_lightning.errors import ConfigError
-from roll_lightning.rewards import ExactMatch
+from roll_lightning.rewards import ExactMatch, RewardResult
 
 
 def value(text: str, answer: object = "42", **options: object) -> float | None:
@@ -61,3 +61,9 @@ def test_bad_extract_is_refused_by_name(extract, needle):
 def test_only_a_users_pattern_needs_a_worker():
     assert ExactMatch().in_process
     assert not ExactMatch(extract="(a)").in_process
+
+
+def test_each_answer_of_a_list_is_right():
+    results = ExactMatch()([rollout(text, ["4", 42, None]) for text in ("42", "4", "41", "None", "['4', 42, None]")])
+    assert [result.value for result in results] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert ExactMatch()([rollout("", []), rollout("None", [None])]) == [RewardResult(None)] * 2

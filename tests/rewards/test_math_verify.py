@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from decimal import Decimal
+
 import pytest
 from reward_samples import math_verify_is_loaded, rollout, values
 
@@ -217,3 +219,40 @@ def test_the_slow_import_is_not_on_the_first_rollouts_account():
     pool = RewardPool([math_verify_is_loaded, MathVerify()], workers=1)
     assert values(pool, [rollout("1/2", answer="0.5")]) == {"math_verify_is_loaded": [1.0], "math_verify": [1.0]}
     pool.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("1.2e-9", "9.1e-31"),
+        (r"\boxed{0.0000002}", "0.0000001"),
+        (r"\boxed{0.0000024}", "0.000002"),
+        (r"\boxed{0.0000004}", "0.0"),
+    ],
+)
+def test_small_numbers_are_not_all_equal(text, gold):
+    assert score(text, gold) == 0.0
+
+
+@pytest.mark.parametrize(("text", "gold"), [("1.5e-7", 1.5e-7), ("0.0500%", "0.0005"), ("0.012346", "1/81")])
+def test_small_numbers_that_are_equal(text, gold):
+    assert score(text, gold) == 1.0
+
+
+def test_the_base_of_a_number_counts_where_both_have_one():
+    assert score(r"\boxed{2516_{9}}", "2516_8") == 0.0
+    assert score(r"It is $2516_9$.", "2516_8") == 0.0
+    assert score(r"\boxed{2516_{8}}", "2516_8") == 1.0
+    assert score(r"\boxed{2516}", "2516_8") == 1.0
+
+
+def test_thousands_with_thin_spaces_and_prices():
+    assert score(r"\boxed{1\,000}", "1000") == 1.0
+    assert score(r"\boxed{1\,000}", "0") == 0.0
+    assert score(r"\boxed{1,\,200}", "1200") == 0.0
+    assert score("32348", r"\$32,\!348") == 1.0
+    assert score("32347", r"\$32,\!348") == 0.0
+
+
+def test_decimal_answers_of_parquet():
+    assert score("1.5", Decimal("1.50")) == 1.0
