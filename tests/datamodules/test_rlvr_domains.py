@@ -100,6 +100,37 @@ def test_shares_cannot_change_while_a_run_goes_on(folder, tmp_path, capsys):
     assert "the shares of data.domains changed" in error_of(capsys, folder, tmp_path, *more)
 
 
+def drawn(recordings: Path, iterations: range) -> list[list[str]]:
+    """The prompt id of every rollout, by iteration."""
+    return [[one.prompt.id for one in read_rollouts(str(recordings), number)] for number in iterations]
+
+
+def test_T45_a_resumed_run_draws_the_prompts_of_one_that_went_on(folder, tmp_path):
+    whole, part, rest = (tmp_path / name for name in ("whole", "part", "rest"))
+    assert fit(folder, whole, "--trainer.max_epochs", "4", "--rollout.record_dir", str(whole / "r")) == 0
+    assert fit(folder, part, "--trainer.max_epochs", "2", "--rollout.record_dir", str(part / "r")) == 0
+    more = ["--trainer.max_epochs", "4", "--ckpt_path", "last", "--rollout.record_dir", str(rest)]
+    assert fit(folder, part, *more) == 0
+    expected = drawn(whole / "r", range(4))
+    assert len({tuple(ids) for ids in expected}) == 4
+    assert drawn(part / "r", range(2)) + drawn(rest, range(2, 4)) == expected
+
+
+def test_T12_a_prompt_that_is_drawn_twice_makes_two_groups(folder, tmp_path):
+    rows = [{"prompt": f"{n}=", "answer": "1", "domain": "code" if n > 2 else "maths"} for n in range(20)]
+    train = ["--data.train", str(write_jsonl(tmp_path / "rows.jsonl", rows)), "--trainer.max_epochs", "12"]
+    assert fit(folder, tmp_path, *train, "--rollout.record_dir", str(tmp_path / "r")) == 0
+    twice = 0
+    for number in range(12):  # two of three maths prompts: now and then the last of a pass and the first of the next
+        groups: dict[int, set[str]] = {}
+        for one in read_rollouts(str(tmp_path / "r"), number):
+            groups.setdefault(one.group, set()).add(one.prompt.id)
+        assert len(groups) == 8
+        assert all(len(ids) == 1 for ids in groups.values())
+        twice += len({next(iter(ids)) for ids in groups.values()}) < 8
+    assert twice
+
+
 def test_training_prompts_that_are_validated_on_are_said(folder, tmp_path, recwarn):
     assert fit(folder, tmp_path, "--data.val", str(folder / "rows.jsonl"), "--trainer.max_epochs", "1") == 0
     assert any("40 of 40 training prompts are validation prompts" in str(one.message) for one in recwarn.list)
