@@ -120,7 +120,7 @@ def test_wrong_settings():
 
 def test_an_answer_behind_a_marker():
     """GSM8K's columns."""
-    row = {"question": "2=", "answer": "2 + 3 = <<2+3=5>>5\n#### 5 \n"}
+    row = {"question": "2=", "answer": "#### 4 would be wrong: 2 + 3 = <<2+3=5>>5\n#### 5 \n"}
     settings = PromptSettings(prompt_column="question", answer_pattern="#### (.+)")
     (prompt,) = tokenise_prompts(rows_of(row), DIGITS, settings).prompts
     assert prompt.answer == "5"
