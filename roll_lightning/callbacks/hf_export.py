@@ -94,7 +94,9 @@ def _write_model(folder: Path, module: Any, weights: dict[str, Tensor]) -> None:
     weights |= {name: buffer for name, buffer in hf.state_dict().items() if name not in weights and _own(name, hf)}
     if module.policy_config.lora is not None:
         # Saved through a plain model: the policy's modules are named, and may be quantised, as adapters want it.
+        generation = hf.generation_config
         hf = plain_model(hf.config)
+        hf.generation_config = generation
     hf.save_pretrained(folder, state_dict=weights)
     module.tokenizer.save_pretrained(folder)
 

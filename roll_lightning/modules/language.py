@@ -201,8 +201,9 @@ class LanguageModule(BaseModule):
         """
         _refuse_other_model(checkpoint.get("policy", {}).get("facts", {}), self._facts())
         if self._saves_adapters_only:
-            # Without the quantisation states, which the weights have taken in already.
-            own = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+            # Without the quantisation states, which the weights have taken in already; tied weights under each name.
+            parameters = self.named_parameters(remove_duplicate=False)
+            own = {**dict(parameters), **dict(self.named_buffers(remove_duplicate=False))}
             checkpoint["state_dict"] |= {name: own[name] for name in self._frozen_names() & own.keys()}
 
 

@@ -68,6 +68,25 @@ def test_T44_T45_resumed_to_the_bit(task, tmp_path, kind, bits, request):
     assert logged(tmp_path / "parts") == logged(tmp_path / "whole")
 
 
+def test_T44_resumed_with_a_tied_head(tmp_path):
+    """The state dict has the tied weight under both of its names."""
+    task = make_task(tmp_path / "tied", tie_word_embeddings=True)
+    train(task, tmp_path / "whole", "sft")
+    train(task, tmp_path / "parts", "sft", epochs=1)
+    train(task, tmp_path / "parts", "sft", attempt=1)
+    assert_same_state(last_state(tmp_path / "parts"), last_state(tmp_path / "whole"))
+
+
+def test_a_merged_export_stops_where_the_base_model_stops(task, tmp_path):
+    from transformers import GenerationConfig
+
+    module = sft_module(task, policy=policy(task))
+    module.policy = load_policy(policy(task), 0)
+    module.policy.hf.generation_config = GenerationConfig(eos_token_id=[1, 5], pad_token_id=0)
+    run_sft(task, tmp_path / "run", module=module, max_epochs=1, callbacks=[HFExport(str(tmp_path / "hf"), merge=True)])
+    assert GenerationConfig.from_pretrained(tmp_path / "hf").eos_token_id == [1, 5]
+
+
 def test_the_reference_is_the_adapter_turned_off(task, tmp_path):
     """The KL to it is that to a second copy of the base model, and no such copy is loaded."""
     module = train(task, tmp_path / "off", "rlvr")
