@@ -14,11 +14,17 @@ from torch import Tensor, nn
 
 from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
-from roll_lightning.models.lora import ADAPTER, LoraConfig, adapter_tensors, inject_adapter
+from roll_lightning.models.lora import ADAPTER, LoraConfig, adapter_tensors, check_all_found, inject_adapter
 
 _PREFIX = "base_model.model."
 _CONFIG, _WEIGHTS, _BASE = "adapter_config.json", "adapter_model.safetensors", "base_weights.json"
 _SAMPLED = 64
+_VARIANTS = (
+    *("modules_to_save", "use_dora", "lora_bias", "trainable_token_indices", "target_parameters", "layer_replication"),
+    *("use_qalora", "use_bdlora", "arrow_config", "alora_invocation_tokens", "kasa_config", "monteclora_config"),
+    *("velora_config", "megatron_config"),
+)
+_KEEP_BASE = ("gaussian", "orthogonal", "eva")
 
 
 def add_adapter(hf: Any, config: LoraConfig, seed: int, digest: str | None) -> None:
@@ -35,6 +41,8 @@ def add_adapter(hf: Any, config: LoraConfig, seed: int, digest: str | None) -> N
     """
     if config.path is None:
         inject_adapter(hf, _fresh_settings(config), seed)
+        if isinstance(config.target_modules, list):
+            check_all_found(hf, config.target_modules)
         return
     folder = Path(config.path).expanduser()
     check_adapter_folder(config)
@@ -147,10 +155,12 @@ def _names(modules: Any) -> Any:
 
 def _refuse_variants(settings: Any, config: LoraConfig) -> None:
     """What is more than W + scale · B A would be merged and exported wrongly."""
-    variants = ("modules_to_save", "use_dora", "lora_bias", "trainable_token_indices")
-    used = [name for name in variants if getattr(settings, name, None)]
+    used = [name for name in _VARIANTS if getattr(settings, name, None)]
     if settings.bias != "none":
         used.append("bias")
+    if isinstance(settings.init_lora_weights, str) and settings.init_lora_weights not in _KEEP_BASE:
+        # PiSSA, OLoRA and their like change W itself, so that the model with its adapter off is not the base model.
+        used.append(f"init_lora_weights {settings.init_lora_weights}")
     if used:
         raise ConfigError(
             f"model.policy.lora.path {config.path} uses {used[0]}, which is not supported; merge it into its base "
@@ -160,28 +170,44 @@ def _refuse_variants(settings: Any, config: LoraConfig) -> None:
 
 def _check_base(folder: Path, path: str, digest: str | None) -> None:
     """Adapters written by us name the weights that they were trained on, others a path at most."""
-    base = _recorded_base(folder)
+    base = recorded_base(folder)
     if digest is None or not (folder / _BASE).is_file():
         if base != path:
             rank_zero_warn(f"model.policy.lora.path {folder} says that its base model is {base}, not {path}")
         return
-    if json.loads((folder / _BASE).read_text(encoding="utf-8"))["digest"] != digest:
+    try:
+        recorded = json.loads((folder / _BASE).read_text(encoding="utf-8"))["digest"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"model.policy.lora.path {folder}: {_BASE} is broken: {first_line(error)}; delete it to use the adapter "
+            f"without a check of its base model"
+        ) from error
+    if recorded != digest:
         raise ConfigError(
             f"model.policy.lora.path {folder} was trained on other weights than those of model.policy.path; set "
             f"model.policy.path to its base model, {base}"
         )
 
 
-def _recorded_base(folder: Path) -> str | None:
-    return json.loads((folder / _CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+def recorded_base(folder: Path) -> str | None:
+    """The base model that the adapter's config names; ``None`` where it names none or cannot be read."""
+    try:
+        settings = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
 
 
 def _load_weights(hf: nn.Module, folder: Path) -> None:
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    base = _recorded_base(folder)
-    stored = {name.removeprefix(_PREFIX): value for name, value in load_file(folder / _WEIGHTS).items()}
+    base = recorded_base(folder)
+    try:
+        tensors = load_file(folder / _WEIGHTS)
+    except Exception as error:  # it may hold anything
+        raise ConfigError(f"model.policy.lora.path {folder}: {_WEIGHTS} is broken: {first_line(error)}") from error
+    stored = {name.removeprefix(_PREFIX): value for name, value in tensors.items()}
     wanted = {name.replace(f".{ADAPTER}.", ".") for name, _ in adapter_tensors(hf)}
     alone = sorted(stored.keys() ^ wanted)
     if alone:

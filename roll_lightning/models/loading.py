@@ -15,7 +15,13 @@ from torch import nn
 from roll_lightning.data.encode import first_line
 from roll_lightning.errors import ConfigError
 from roll_lightning.hub import hub_fault, is_below_local_folder, is_hub_name
-from roll_lightning.models.adapter_files import add_adapter, check_adapter_folder, is_adapter_folder, weights_digest
+from roll_lightning.models.adapter_files import (
+    add_adapter,
+    check_adapter_folder,
+    is_adapter_folder,
+    recorded_base,
+    weights_digest,
+)
 from roll_lightning.models.causal_lm import CausalPolicy
 from roll_lightning.models.full_tensors import full_tensors
 from roll_lightning.models.lora import LoraConfig
@@ -115,7 +121,7 @@ def _check_model_path(config: PolicyConfig) -> None:
             raise ConfigError(f"model.policy.path {fault}")
         return
     if is_adapter_folder(folder):
-        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = recorded_base(folder) or "(not named in its config)"
         raise ConfigError(
             f"model.policy.path {config.path} is an adapter; set model.policy.path to its base model {base} and "
             f"model.policy.lora.path to {config.path}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,19 +60,47 @@ def inject_adapter(hf: nn.Module, settings: Any, seed: int) -> None:
         seed: of the adapters' weights; the global random state is left alone.
 
     Raises:
-        ConfigError: the model has no such modules.
+        ConfigError: the model has no such modules, or one of them is not linear or shares its weight.
     """
     from peft import inject_adapter_in_model
 
+    asked = settings.target_modules
     with torch.random.fork_rng(), whole_modules():
         torch.manual_seed(seed)
         try:
             inject_adapter_in_model(settings, hf, ADAPTER)
-        except ValueError as error:
-            raise ConfigError(
-                f"model.policy.lora.target_modules {settings.target_modules} does not fit the model: "
-                f"{first_line(error)}"
-            ) from error
+        except (ValueError, re.error) as error:
+            raise _unfit(asked, first_line(error)) from error
+    _check_targets(hf, asked)
+
+
+def _check_targets(hf: nn.Module, asked: Any) -> None:
+    """Of an embedding or a tied weight, W + scale · B A would be merged wrongly."""
+    from transformers.pytorch_utils import Conv1D
+
+    owners = [parameter for _, parameter in hf.named_parameters(remove_duplicate=False)]
+    for name, layer in _lora_layers(hf):
+        if ADAPTER not in layer.lora_A or not isinstance(layer.get_base_layer(), nn.Linear | Conv1D):
+            raise _unfit(asked, f"{name} is no linear layer")
+        if sum(owner is layer.get_base_layer().weight for owner in owners) > 1:
+            raise _unfit(asked, f"{name} shares its weight with another layer, so an update of it cannot be merged")
+
+
+def check_all_found(hf: nn.Module, names: list[str]) -> None:
+    """PEFT leaves out in silence what it does not find, if it finds anything.
+
+    Raises:
+        ConfigError: a name is of no layer with an adapter.
+    """
+    for name in names:
+        if not any(layer == name or layer.endswith(f".{name}") for layer, _ in _lora_layers(hf)):
+            raise _unfit(names, f"it has no layer {name}")
+
+
+def _unfit(asked: Any, reason: str) -> ConfigError:
+    shown = asked if isinstance(asked, str) or asked is None else sorted(asked)
+    hint = "; a string is a regular expression of whole names: for names give a list" if isinstance(shown, str) else ""
+    return ConfigError(f"model.policy.lora.target_modules {shown} does not fit the model: {reason}{hint}")
 
 
 def adapter_facts(hf: Any) -> dict[str, Any]:

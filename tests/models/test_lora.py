@@ -194,6 +194,47 @@ class TestRefusals:
     def test_no_such_modules(self, base):
         self.refused(PolicyConfig(str(base), lora=LoraConfig(target_modules=["query"])), "target_modules", "query")
 
+    def test_a_misspelt_module_among_others(self, base):
+        """PEFT leaves out what it does not find."""
+        config = LoraConfig(target_modules=["q_proj", "v_prjo"])
+        self.refused(PolicyConfig(str(base), lora=config), "target_modules", "no layer v_prjo")
+
+    def test_a_broken_expression(self, base):
+        self.refused(PolicyConfig(str(base), lora=LoraConfig(target_modules="*(")), "target_modules", "regular")
+
+    @pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+    def test_a_tied_head(self, tmp_path, kind):
+        """A merge would lose its update, or change the embedding too."""
+        tied = write_model(tmp_path / "tied", kind, weights=True, tie_word_embeddings=True)
+        self.refused(PolicyConfig(str(tied), lora=LoraConfig(target_modules=["lm_head"])), "lm_head", "shares")
+
+    def test_an_embedding(self, base):
+        config = LoraConfig(target_modules=["q_proj", "embed_tokens"])
+        self.refused(PolicyConfig(str(base), lora=config), "embed_tokens", "no linear layer")
+
+    @pytest.mark.parametrize("kind", ["pissa", "olora", "pissa_niter_4"])
+    def test_an_initialiser_that_changes_the_base_model(self, base, tmp_path, kind):
+        """Its base weights are no longer W, and the reference with the adapter off would not be the base model."""
+        folder = export(policy(base, r=4), tmp_path / "adapter", base)
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"init_lora_weights": kind}))
+        self.refused(PolicyConfig(str(base), lora=LoraConfig(path=str(folder))), f"init_lora_weights {kind}")
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [("adapter_model.safetensors", "junk"), ("base_weights.json", "{"), ("base_weights.json", "[]")],
+    )
+    def test_broken_files(self, base, tmp_path, name, text):
+        folder = export(policy(base, r=4), tmp_path / "adapter", base)
+        (folder / name).write_text(text)
+        self.refused(PolicyConfig(str(base), lora=LoraConfig(path=str(folder))), "lora.path", name, "is broken")
+
+    @pytest.mark.parametrize("text", ["{", "[]"])
+    def test_a_broken_adapter_in_place_of_a_model(self, tmp_path, text):
+        (tmp_path / "adapter_config.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"is an adapter; set model.policy.path"):
+            check_policy(PolicyConfig(str(tmp_path)))
+
     def test_no_such_folder(self, base, tmp_path):
         with pytest.raises(ConfigError, match=r"lora.path .*nowhere has no adapter_config"):
             check_policy(PolicyConfig(str(base), lora=LoraConfig(path=str(tmp_path / "nowhere"))))
