@@ -39,11 +39,25 @@ class HFExport(Callback):
         self.per_step = per_step
         self.merge = merge
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what would not be done."""
         module: Any = pl_module
         if self.merge and module.policy_config.lora is None:
             raise ConfigError("export.merge is true, but model.policy.lora is not set: there is nothing to merge")
+        if stage == "fit":
+            self._refuse_own_start(trainer, module)
+
+    def _refuse_own_start(self, trainer: Trainer, module: Any) -> None:
+        """An export must not replace the folder that the run begins with."""
+        config = getattr(module, "policy_config", None)
+        starts = [] if config is None else [config.path, config.lora.path if config.lora is not None else None]
+        target = self.folder(trainer).resolve()
+        for start in starts:
+            if start and Path(start).expanduser().resolve() == target:
+                raise ConfigError(
+                    f"the export would replace {start}, which the run begins with; choose another "
+                    f"trainer.default_root_dir, or set export.dirpath"
+                )
 
     def folder(self, trainer: Trainer) -> Path:
         """Where the next export goes."""

@@ -11,6 +11,7 @@ from tiny import quiet_trainer, sorting_rows, write_jsonl, write_model
 from roll_lightning.callbacks.checkpoint import RunCheckpoint
 from roll_lightning.callbacks.hf_export import HFExport
 from roll_lightning.datamodules.sft import SFTDataModule
+from roll_lightning.errors import ConfigError
 from roll_lightning.models.loading import PolicyConfig
 from roll_lightning.modules.optim import OptimizerConfig
 from roll_lightning.modules.sft import SFTModule
@@ -79,3 +80,13 @@ def test_dtype_is_kept(tmp_path):
 def test_no_bars_of_transformers(tmp_path, capfd):
     train(tmp_path, HFExport())
     assert "Writing model shards" not in capfd.readouterr().err
+
+
+def test_an_export_does_not_replace_what_the_run_begins_with(tmp_path):
+    model = write_model(tmp_path / "run/hf", weights=True)
+    before = (model / "model.safetensors").read_bytes()
+    rows = write_jsonl(tmp_path / "rows.jsonl", sorting_rows(8, answer="completion"))
+    trainer = quiet_trainer(tmp_path / "run", RunCheckpoint(), HFExport(), max_steps=1)
+    with pytest.raises(ConfigError, match=r"would replace .*run/hf, which the run begins with"):
+        trainer.fit(SFTModule(PolicyConfig(str(model))), datamodule=SFTDataModule(str(rows), batch_size=2))
+    assert (model / "model.safetensors").read_bytes() == before
