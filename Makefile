@@ -23,7 +23,7 @@ quickstart-data: $(VENV)/core.stamp
 	$(BIN)/python examples/quickstart.py --seed $(SEED) --only-data
 
 example-real: $(VENV)/core.stamp $(if $(filter $(SMOLLM2),$(MODEL)),$(SMOLLM2)/config.json)
-	$(BIN)/python examples/real_model.py --model $(MODEL) --seed $(SEED) $(if $(LORA),--lora)
+	$(BIN)/python examples/real_model.py --model $(MODEL) --seed $(SEED) $(if $(filter-out 0 false no,$(LORA)),--lora)
 
 example-real-data: $(VENV)/core.stamp $(SMOLLM2)/config.json
 	$(BIN)/python examples/real_model.py --seed $(SEED) --only-data
