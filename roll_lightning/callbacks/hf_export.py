@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from roll_lightning.strategies.together import together
 class HFExport(Callback):
     """Writes weights, config and tokenizer so that ``transformers`` loads them; the newest export replaces the last.
 
-    A policy with LoRA adapters is exported as an adapter in PEFT's format, or merged as a whole model.
+    A policy with LoRA adapters is exported as an adapter in PEFT's format, or merged as a whole model. A critic goes
+    into the folder ``critic`` inside, as a token classifier with one label; ``model.critic.path`` starts from it.
 
     Args:
         dirpath: folder of the export; ``None`` takes ``<trainer.default_root_dir>/hf``.
@@ -50,10 +50,12 @@ class HFExport(Callback):
     def _refuse_own_start(self, trainer: Trainer, module: Any) -> None:
         """An export must not replace the folder that the run begins with."""
         config = getattr(module, "policy_config", None)
+        critic = getattr(module, "critic_config", None)
         starts = [] if config is None else [config.path, config.lora.path if config.lora is not None else None]
+        starts += [] if critic is None else [critic.path]
         target = self.folder(trainer).resolve()
         for start in starts:
-            if start and Path(start).expanduser().resolve() == target:
+            if start and Path(start).expanduser().resolve() in (target, target / "critic"):
                 raise ConfigError(
                     f"the export would replace {start}, which the run begins with; choose another "
                     f"trainer.default_root_dir, or set export.dirpath"
@@ -72,13 +74,22 @@ class HFExport(Callback):
         """
         module: Any = pl_module
         adapter = module.policy_config.lora is not None and not self.merge
-        weights: dict[str, Tensor] = {}
-        for name, value in module.named_adapter_weights() if adapter else module.named_weights():
-            if trainer.is_global_zero:
-                weights[name] = value.cpu().clone()
-        write = partial(_write_adapter if adapter else _write_model, module=module, weights=weights)
+        named = module.named_adapter_weights() if adapter else module.named_weights()
+        weights = _on_first_rank(trainer, named)
+        others = [(name, model, _on_first_rank(trainer, named)) for name, model, named in module.exports_beside()]
         folder = self.folder(trainer)
+
+        def write(beside: Path) -> None:
+            (_write_adapter if adapter else _write_model)(beside, module, weights)
+            for name, model, tensors in others:
+                model.save_pretrained(beside / name, state_dict=tensors)
+
         together(lambda: _replace(folder, write) if trainer.is_global_zero else None)
+
+
+def _on_first_rank(trainer: Trainer, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Copies on the CPU; empty on all other ranks, which run through the weights for the collectives' sake."""
+    return {name: value.cpu().clone() for name, value in named if trainer.is_global_zero}
 
 
 def _replace(target: Path, write: Callable[[Path], None]) -> None:

@@ -87,6 +87,8 @@ class ExperienceBatch(TokenBatch):
         ref_logprobs: ``[batch, tokens]`` float32, or ``None`` without a reference.
         behaviour_logprobs: ``[batch, tokens]`` float32 of the engine, or ``None`` where they cannot be compared.
         policy_weights: ``[batch, tokens]`` float32, factors of the policy loss, or ``None`` where all are 1.
+        values: ``[batch, tokens]`` float32 of the critic that starts the iteration, or ``None`` without a critic.
+        returns: ``[batch, tokens]`` float32, what the critic learns, or ``None``.
         window: totals of the optimizer window.
     """
 
@@ -100,6 +102,8 @@ class ExperienceBatch(TokenBatch):
         ref_logprobs: Tensor | None = None,
         behaviour_logprobs: Tensor | None = None,
         policy_weights: Tensor | None = None,
+        values: Tensor | None = None,
+        returns: Tensor | None = None,
         window: WindowTotals | None = None,
     ) -> None:
         super().__init__(input_ids, attention_mask, loss_mask, window)
@@ -108,6 +112,8 @@ class ExperienceBatch(TokenBatch):
         self.ref_logprobs = ref_logprobs
         self.behaviour_logprobs = behaviour_logprobs
         self.policy_weights = policy_weights
+        self.values = values
+        self.returns = returns
 
 
 class PromptBatch:

@@ -34,6 +34,8 @@ class Experience:
         behaviour_logprobs: ``[rows, tokens]`` float32 log-probabilities that the engine gave, or ``None`` where they
             are of a filtered distribution (top-p, top-k) and so cannot be compared with the trainer's.
         policy_weights: ``[rows, tokens]`` float32, factors of the policy loss, or ``None`` where all are 1.
+        values: ``[rows, tokens]`` float32 of the critic that starts the iteration, or ``None`` without a critic.
+        returns: ``[rows, tokens]`` float32, what the critic learns, or ``None``.
         metrics: what was found while it was made, to be logged once; not part of its state.
     """
 
@@ -45,6 +47,8 @@ class Experience:
     ref_logprobs: Tensor | None = None
     behaviour_logprobs: Tensor | None = None
     policy_weights: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -88,6 +92,8 @@ class Experience:
             ref_logprobs=take(self.ref_logprobs),
             behaviour_logprobs=take(self.behaviour_logprobs),
             policy_weights=take(self.policy_weights),
+            values=take(self.values),
+            returns=take(self.returns),
             window=window,
         )
 

@@ -22,10 +22,12 @@ class TokenLogprobs(NamedTuple):
         logprobs: ``[batch, tokens]``, aligned with ``input_ids``; 0.0 where no log-probability was asked for.
         entropy: ``[batch, tokens]``, of the distribution that each token was drawn from, in nats; ``None`` if it was
             not asked for.
+        values: ``[batch, tokens]`` of a critic that shares the policy's body; ``None`` without one.
     """
 
     logprobs: Tensor
     entropy: Tensor | None = None
+    values: Tensor | None = None
 
 
 def count_chunks(positions: Tensor, vocab_size: int, max_chunk_elements: int = DEFAULT_CHUNK_ELEMENTS) -> int:

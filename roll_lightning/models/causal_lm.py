@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from roll_lightning.errors import ConfigError
 from roll_lightning.functional.logprobs import DEFAULT_CHUNK_ELEMENTS, TokenLogprobs, count_chunks, token_logprobs
+from roll_lightning.functional.values import token_values
 from roll_lightning.models.full_tensors import is_zero3_parameter
 from roll_lightning.models.modes import eval_mode
 
@@ -21,6 +22,10 @@ class CausalPolicy(nn.Module):
         hf: the model.
         max_chunk_elements: most logits that exist at once while tokens are scored.
         base_digest: of the weights below its adapters; ``None`` without adapters, or where it cannot be taken.
+
+    Attributes:
+        value_head: of a critic that shares the body; ``None`` without one.
+        values_reach_body: whether the gradient of the values flows into the body.
     """
 
     def __init__(
@@ -30,6 +35,9 @@ class CausalPolicy(nn.Module):
         self.base_digest = base_digest
         self.hf: Any = hf
         self.max_chunk_elements = max_chunk_elements
+        # Of a critic that shares the body: here, so that strategies shard and synchronise it with the rest.
+        self.value_head: nn.Linear | None = None
+        self.values_reach_body = True
 
     @property
     def config(self) -> Any:
@@ -53,7 +61,7 @@ class CausalPolicy(nn.Module):
         temperature: float = 1.0,
         entropy: bool = False,
     ) -> TokenLogprobs:
-        """Log-probabilities of the tokens at ``positions``.
+        """Log-probabilities of the tokens at ``positions``, and their values where there is a value head.
 
         Rows are right-padded, so no real token ever sees a padded one and no attention mask is needed.
 
@@ -64,7 +72,7 @@ class CausalPolicy(nn.Module):
             entropy: also give the entropy at each position.
         """
         hidden = self.hf.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        return token_logprobs(
+        scored = token_logprobs(
             hidden,
             self.hf.get_output_embeddings(),
             input_ids,
@@ -76,6 +84,10 @@ class CausalPolicy(nn.Module):
             max_chunk_elements=self.max_chunk_elements,
             min_chunks=self._chunks_of_any_rank(positions),
         )
+        if self.value_head is None:
+            return scored
+        states = hidden if self.values_reach_body else hidden.detach()
+        return scored._replace(values=token_values(states, self.value_head, positions))
 
     def _chunks_of_any_rank(self, positions: Tensor) -> int:
         """Calls of the head that every rank must make: under ZeRO-3 each is a collective."""

@@ -25,13 +25,18 @@ def full_tensor(parameter: nn.Parameter) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def gathered(parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
-    """Parameters are whole inside, also under ZeRO-3; collective there."""
+def gathered(parameters: Sequence[nn.Parameter], changed: bool = False) -> AbstractContextManager[Any]:
+    """Parameters are whole inside, also under ZeRO-3; collective there.
+
+    Args:
+        parameters: which.
+        changed: what the first rank does to them inside is kept, on every rank.
+    """
     if not any(map(is_zero3_parameter, parameters)):
         return nullcontext()
     import deepspeed
 
-    return deepspeed.zero.GatheredParameters(list(parameters))
+    return deepspeed.zero.GatheredParameters(list(parameters), modifier_rank=0 if changed else None)
 
 
 def is_zero3_parameter(parameter: nn.Parameter) -> bool:

@@ -29,6 +29,7 @@ from roll_lightning.models.quiet import no_progress_bars
 from roll_lightning.models.zero3 import whole_modules
 
 Bits = Literal[4, 8]
+ModelKind = Literal["AutoModelForCausalLM", "AutoModelForTokenClassification"]
 DType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -72,13 +73,17 @@ class PolicyConfig:
             raise ConfigError(f"model.policy.dtype is {self.dtype!r}; it must be one of {', '.join(get_args(DType))}")
 
 
-def check_policy(config: PolicyConfig) -> None:
+def check_policy(config: PolicyConfig, key: str = "model.policy") -> None:
     """Find wrong paths and missing libraries before anything is loaded.
+
+    Args:
+        config: which.
+        key: where it stands in a config file, for messages.
 
     Raises:
         ConfigError: a local folder is missing, or is no model (or adapter), or bitsandbytes is not installed.
     """
-    _check_model_path(config)
+    _check_model_path(config, key)
     if config.lora is not None:
         check_adapter_folder(config.lora)
     if config.quantize_bits is not None and find_spec("bitsandbytes") is None:
@@ -107,30 +112,28 @@ def load_policy(config: PolicyConfig, seed: int, dropout: bool = True) -> Causal
     return CausalPolicy(hf, base_digest=digest)
 
 
-def _check_model_path(config: PolicyConfig) -> None:
+def _check_model_path(config: PolicyConfig, key: str) -> None:
     folder = Path(config.path).expanduser()
     if not config.path:
-        raise ConfigError("model.policy.path is empty; give a folder with config.json, or a hub name")
+        raise ConfigError(f"{key}.path is empty; give a folder with config.json, or a hub name")
     if not folder.exists():
         if not is_hub_name(config.path) or is_below_local_folder(config.path):
-            raise ConfigError(
-                f"model.policy.path {config.path} does not exist; give a folder with config.json, or a hub name"
-            )
+            raise ConfigError(f"{key}.path {config.path} does not exist; give a folder with config.json, or a hub name")
         fault = hub_fault(config.path, "model")
         if fault is not None:
-            raise ConfigError(f"model.policy.path {fault}")
+            raise ConfigError(f"{key}.path {fault}")
         return
     if is_adapter_folder(folder):
         base = recorded_base(folder) or "(not named in its config)"
         raise ConfigError(
-            f"model.policy.path {config.path} is an adapter; set model.policy.path to its base model {base} and "
-            f"model.policy.lora.path to {config.path}"
+            f"{key}.path {config.path} is an adapter; set {key}.path to its base model {base} and "
+            f"{key}.lora.path to {config.path}"
         )
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.policy.path {config.path} has no config.json; give a folder of a Hugging Face model")
+        raise ConfigError(f"{key}.path {config.path} has no config.json; give a folder of a Hugging Face model")
     if not config.from_scratch and not _has_weights(folder):
         raise ConfigError(
-            f"model.policy.path {config.path} has no weights; set model.policy.from_scratch true to start from random "
+            f"{key}.path {config.path} has no weights; set {key}.from_scratch true to start from random "
             f"ones, or give a folder with model.safetensors"
         )
 
@@ -146,28 +149,49 @@ def load_causal_lm(config: PolicyConfig, seed: int, dropout: bool = True) -> nn.
     Raises:
         ConfigError: it cannot be loaded, or some of its weights are missing.
     """
-    _check_model_path(config)
-    model_config = load_model_config(config)
-    if not dropout:
-        turn_off_dropout(model_config)
-    # What can be wrong with a model's files is open-ended: safetensors and config checks have errors of their own.
-    try:
-        with no_progress_bars():
-            model, missing = _load(config, model_config, seed)
-    except Exception as error:
-        raise _cannot_load(config, error) from error
+    model, missing = load_transformer(config, "AutoModelForCausalLM", seed, dropout)
     if missing:
         raise ConfigError(
             f"model.policy.path {config.path} lacks {len(missing)} weights, {missing[0]} among them, which would start "
             f"at random; give a folder with all weights of a causal language model"
         )
-    _keep_trainable(model)
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
 
 
-def load_model_config(config: PolicyConfig) -> Any:
+def load_transformer(
+    config: PolicyConfig, kind: ModelKind, seed: int, dropout: bool = True, key: str = "model.policy"
+) -> tuple[nn.Module, list[str]]:
+    """A ``transformers`` model, and the names of the weights that its files did not have.
+
+    Args:
+        config: which.
+        kind: the class of ``transformers`` that finds the model's own; a token classifier gets one label.
+        seed: of random weights; the global random state is left alone.
+        dropout: false sets every dropout to 0.
+        key: where it stands in a config file, for messages.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    _check_model_path(config, key)
+    model_config = load_model_config(config, key)
+    if kind == "AutoModelForTokenClassification":
+        model_config.num_labels = 1
+    if not dropout:
+        turn_off_dropout(model_config)
+    # What can be wrong with a model's files is open-ended: safetensors and config checks have errors of their own.
+    try:
+        with no_progress_bars():
+            model, missing = _load(config, kind, model_config, seed)
+    except Exception as error:
+        raise _cannot_load(config, error, key) from error
+    _keep_trainable(model)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model, missing
+
+
+def load_model_config(config: PolicyConfig, key: str = "model.policy") -> Any:
     """The ``transformers`` config of the model, without its weights.
 
     Raises:
@@ -178,18 +202,18 @@ def load_model_config(config: PolicyConfig) -> Any:
     try:
         return AutoConfig.from_pretrained(_source(config))
     except Exception as error:
-        raise _cannot_load(config, error) from error
+        raise _cannot_load(config, error, key) from error
 
 
-def plain_model(model_config: Any) -> Any:
+def plain_model(model_config: Any, kind: ModelKind = "AutoModelForCausalLM") -> Any:
     """A model of this config without quantisation, adapters and memory: its weights are on the meta device."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     model_config = copy.deepcopy(model_config)
     if hasattr(model_config, "quantization_config"):
         del model_config.quantization_config
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(model_config)
+        return getattr(transformers, kind).from_config(model_config)
 
 
 def max_positions(config: PolicyConfig) -> int | None:
@@ -201,10 +225,10 @@ def max_positions(config: PolicyConfig) -> int | None:
     return getattr(load_model_config(config).get_text_config(), "max_position_embeddings", None)
 
 
-def _load(config: PolicyConfig, model_config: Any, seed: int) -> tuple[Any, list[str]]:
-    """The model, and the names of the weights that its files did not have."""
-    from transformers import AutoModelForCausalLM
+def _load(config: PolicyConfig, kind: ModelKind, model_config: Any, seed: int) -> tuple[Any, list[str]]:
+    import transformers
 
+    cls = getattr(transformers, kind)
     settings: dict[str, Any] = {
         "dtype": getattr(torch, config.dtype),
         "attn_implementation": config.attn_implementation,
@@ -214,10 +238,8 @@ def _load(config: PolicyConfig, model_config: Any, seed: int) -> tuple[Any, list
     if config.from_scratch:
         with torch.random.fork_rng(), whole_modules():
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(model_config, **settings), []
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        _source(config), config=model_config, output_loading_info=True, **settings
-    )
+            return cls.from_config(model_config, **settings), []
+    loaded: Any = cls.from_pretrained(_source(config), config=model_config, output_loading_info=True, **settings)
     return loaded[0], sorted(loaded[1]["missing_keys"])
 
 
@@ -247,12 +269,12 @@ def _source(config: PolicyConfig) -> str:
     return str(folder) if folder.is_dir() else config.path
 
 
-def _cannot_load(config: PolicyConfig, error: Exception) -> ConfigError:
+def _cannot_load(config: PolicyConfig, error: Exception, key: str) -> ConfigError:
     mismatch = "ignore_mismatched_sizes" in str(error)
     reason = "its weights have other shapes than its config.json says" if mismatch else first_line(error)
     return ConfigError(
-        f"model.policy.path {config.path} cannot be loaded: {reason}; give a local folder of a causal language model, "
-        f"or a hub name with the network on"
+        f"{key}.path {config.path} cannot be loaded: {reason}; give a local folder of a causal language model, or a "
+        f"hub name with the network on"
     )
 
 

@@ -1,4 +1,4 @@
-"""Keeps bars of ``transformers`` out of the output; ours says what is loaded and written."""
+"""Keeps bars and reports of ``transformers`` out of the output; ours says what is loaded and written."""
 
 from __future__ import annotations
 
@@ -18,3 +18,16 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def no_load_report() -> Iterator[None]:
+    """Inside, ``transformers`` does not list the weights that a model's files lack or have beside."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)

@@ -37,18 +37,24 @@ def check_mesh(strategy: Strategy) -> None:
         )
 
 
-def shard_policy(policy: CausalPolicy, module: LightningModule) -> None:
-    """Under FSDP2 shard each decoder layer, then the rest; other strategies shard by themselves or not at all."""
+def shard_model(model: nn.Module, module: LightningModule) -> None:
+    """Under FSDP2 shard each decoder layer, then the rest; other strategies shard by themselves or not at all.
+
+    Args:
+        model: a policy or critic, a wrapper around ``model.hf``.
+        module: whose device mesh it is sharded over.
+    """
     if not isinstance(module.trainer.strategy, ModelParallelStrategy):
         return
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     mesh = module.device_mesh
     assert mesh is not None, "ModelParallelStrategy gives a mesh"
-    for layer in _decoder_layers(policy.hf):
+    for layer in _decoder_layers(model.hf):
         fully_shard(layer, mesh=mesh["data_parallel"])
-    fully_shard(policy, mesh=mesh["data_parallel"])
-    register_fsdp_forward_method(policy, "decode")
+    fully_shard(model, mesh=mesh["data_parallel"])
+    if isinstance(model, CausalPolicy):
+        register_fsdp_forward_method(model, "decode")
 
 
 def _decoder_layers(hf: Any) -> list[nn.Module]:

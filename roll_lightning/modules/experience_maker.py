@@ -17,6 +17,7 @@ from roll_lightning.functional.kl import kl_estimate
 from roll_lightning.functional.kl_controller import KLController
 from roll_lightning.functional.off_policy import OffPolicyCorrection
 from roll_lightning.functional.sample_masks import SampleFacts, SampleSelection
+from roll_lightning.functional.values import explained_variance
 from roll_lightning.modules.kl_term import KLConfig
 
 
@@ -76,7 +77,7 @@ class ExperienceMaker:
         return experience
 
     def finish(self, experience: Experience, rollouts: Sequence[Rollout]) -> None:
-        """Everything that needs old and reference log-probabilities, which must be there by now."""
+        """Everything that needs old and reference log-probabilities and values, which must be there by now."""
         self._reject(experience)
         rewards, clipped = self.shaping.rewards(_rewards(rollouts))
         baselines = [math.nan if rollout.baseline is None else rollout.baseline for rollout in rollouts]
@@ -85,12 +86,25 @@ class ExperienceMaker:
             _groups(rollouts),
             experience.response_mask,
             token_rewards=self._kl_rewards(experience),
+            values=experience.values,
             baselines=torch.tensor(baselines, dtype=torch.float64) if self.advantage.needs_greedy_baseline else None,
         )
-        advantages, changed = self.shaping.advantages(self.advantage(inputs).advantages, experience.response_mask)
+        estimated = self.advantage(inputs)
+        advantages, changed = self.shaping.advantages(estimated.advantages, experience.response_mask)
         experience.advantages = advantages.float()
+        self._keep_returns(experience, estimated.returns)
         experience.metrics |= {"critic/reward_clip_frac": clipped, "critic/advantage_clip_frac": changed}
         self._adapt_kl(experience)
+
+    def _keep_returns(self, experience: Experience, returns: Tensor | None) -> None:
+        """What the critic learns, and how good it is before it does."""
+        values, mask = experience.values, experience.response_mask
+        if values is None or returns is None:
+            return
+        experience.returns = returns.float()
+        experience.metrics["critic/explained_variance"] = explained_variance(values, experience.returns, mask)
+        if mask.any():
+            experience.metrics["critic/value"] = float(values[mask].mean())
 
     def _reject(self, experience: Experience) -> None:
         """Take out of the mask what is too far off policy, before windows are counted.

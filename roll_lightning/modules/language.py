@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from roll_lightning.data.batch import TokenBatch
@@ -21,11 +21,17 @@ from roll_lightning.models.causal_lm import CausalPolicy
 from roll_lightning.models.full_tensors import full_tensors
 from roll_lightning.models.loading import PolicyConfig, check_policy, load_policy, model_facts
 from roll_lightning.models.lora import adapter_facts, adapter_tensors, merged_tensors
-from roll_lightning.models.sharding import check_mesh, is_sharded, is_zero3, shard_policy
+from roll_lightning.models.sharding import check_mesh, is_sharded, is_zero3, shard_model
 from roll_lightning.models.tokenizer import load_tokenizer, stop_token_ids
 from roll_lightning.models.zero3 import hf_in_shards
 from roll_lightning.modules.base import BaseModule
-from roll_lightning.modules.optim import OptimizerConfig, ScheduleConfig, make_optimizer, make_schedule
+from roll_lightning.modules.optim import (
+    OptimizerConfig,
+    ParameterGroup,
+    ScheduleConfig,
+    make_optimizer,
+    make_schedule,
+)
 
 
 class LanguageModule(BaseModule):
@@ -92,7 +98,7 @@ class LanguageModule(BaseModule):
         """Load the policy, and shard it where the strategy wants that. Called again, it does nothing."""
         if self.policy is not None:
             return
-        self.policy = self.load_policy(self.policy_config)
+        self.policy = self.make_policy()
         if not is_zero3(self.trainer.strategy):
             self.policy.check_logits()
         if len(self.tokenizer) > self.policy.vocab_size:
@@ -100,7 +106,11 @@ class LanguageModule(BaseModule):
                 f"the tokenizer has {len(self.tokenizer)} tokens, but the model of {self.policy_config.path} only "
                 f"{self.policy.vocab_size}; set model.policy.tokenizer to the model's own"
             )
-        shard_policy(self.policy, self)
+        shard_model(self.policy, self)
+
+    def make_policy(self) -> CausalPolicy:
+        """The policy that is trained, with all that belongs to it, before it is sharded."""
+        return self.load_policy(self.policy_config)
 
     def load_policy(self, config: PolicyConfig) -> CausalPolicy:
         """A policy that is not yet sharded, but under ZeRO-3."""
@@ -124,9 +134,18 @@ class LanguageModule(BaseModule):
                 f"cannot shard quantised weights; use one device, ddp, or DeepSpeed stage 1 or 2"
             )
 
+    @property
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Of the policy, frozen ones too."""
+        return list(self.ready_policy.parameters())
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """What is trained, by learning rate; the policy first."""
+        return [ParameterGroup(list(self.parameters()), self.optimizer_config.lr)]
+
     def configure_optimizers(self) -> Any:
         """AdamW and a per-step schedule."""
-        optimizer = make_optimizer(self, self.optimizer_config)
+        optimizer = make_optimizer(self.parameter_groups(), self.optimizer_config)
         total = -1
         if self.schedule_config.needs_total:
             total = self.trainer.estimated_stepping_batches
@@ -151,15 +170,19 @@ class LanguageModule(BaseModule):
         """Name and full tensor of each weight of the LoRA adapters; collective under sharding."""
         return adapter_tensors(self.ready_policy.hf)
 
+    def exports_beside(self) -> Iterator[tuple[str, Any, Iterator[tuple[str, Tensor]]]]:
+        """Models that are exported in a folder inside the policy's.
+
+        Each is the folder's name, the ``transformers`` model without its weights, and name and full tensor of each
+        weight; collective under sharding.
+        """
+        return iter(())
+
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:  # noqa: ARG002
         """Log the norm of the gradient before clipping, and the learning rate."""
         if not isinstance(self.trainer.strategy, DeepSpeedStrategy):
-            self.log(f"{self.metric_prefix}/grad_norm", self._grad_norm())
+            self.log(f"{self.metric_prefix}/grad_norm", grad_norm(self.policy_parameters))
         self.log(f"{self.metric_prefix}/lr", self.trainer.optimizers[0].param_groups[0]["lr"])
-
-    def _grad_norm(self) -> Tensor:
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def on_train_batch_end(self, outputs: Any, batch: TokenBatch, batch_idx: int) -> None:  # noqa: ARG002
         """Log the metrics of a window when it is whole, so that they do not depend on its cut."""
@@ -205,6 +228,12 @@ class LanguageModule(BaseModule):
             parameters = self.named_parameters(remove_duplicate=False)
             own = {**dict(parameters), **dict(self.named_buffers(remove_duplicate=False))}
             checkpoint["state_dict"] |= {name: own[name] for name in self._frozen_names() & own.keys()}
+
+
+def grad_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The norm of the whole gradient; collective under FSDP2."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def _refuse_other_model(saved: dict[str, Any], now: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,20 +67,47 @@ class ScheduleConfig:
         return self.name in ("linear", "cosine")
 
 
-def make_optimizer(module: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """AdamW over the trained parameters, in two groups by decay."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters with a learning rate of their own.
+
+    Args:
+        parameters: the trained among them are optimised.
+        lr: learning rate after the warm-up.
+        delay: optimizer steps with learning rate 0, after which the schedule begins.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    lr: float
+    delay: int = 0
+
+
+def make_optimizer(groups: Sequence[ParameterGroup], config: OptimizerConfig) -> Optimizer:
+    """AdamW over the trained parameters; each group is split in two by decay, and keeps its place in the order."""
+    made = []
+    for group in groups:
+        trained = [parameter for parameter in group.parameters if parameter.requires_grad]
+        matrices = [parameter for parameter in trained if _dimensions(parameter) >= 2]
+        vectors = [parameter for parameter in trained if _dimensions(parameter) < 2]
+        settings = {"lr": group.lr, "delay": group.delay}
+        made += [{"params": matrices, "weight_decay": config.weight_decay, **settings}] if matrices else []
+        made += [{"params": vectors, "weight_decay": 0.0, **settings}] if vectors else []
+    return AdamW(made, lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    """Of the whole parameter: under ZeRO-3 what is left of it on this rank is empty and flat."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def make_schedule(optimizer: Optimizer, config: ScheduleConfig, total_steps: int) -> LambdaLR:
     """The schedule as a per-step scheduler; ``total_steps`` are the optimizer steps of the run."""
-    return LambdaLR(optimizer, schedule_factor(config, total_steps))
+    return LambdaLR(optimizer, [_delayed(config, total_steps, group["delay"]) for group in optimizer.param_groups])
+
+
+def _delayed(config: ScheduleConfig, total_steps: int, delay: int) -> Callable[[int], float]:
+    factor = schedule_factor(config, total_steps - delay)
+    return lambda step: factor(step - delay) if step >= delay else 0.0
 
 
 def schedule_factor(config: ScheduleConfig, total_steps: int) -> Callable[[int], float]:

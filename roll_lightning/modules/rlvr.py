@@ -25,17 +25,17 @@ from roll_lightning.models.causal_lm import CausalPolicy
 from roll_lightning.models.loading import PolicyConfig, max_positions
 from roll_lightning.models.lora import adapter_off
 from roll_lightning.models.modes import eval_mode
-from roll_lightning.models.sharding import is_zero3, shard_policy
+from roll_lightning.models.sharding import is_zero3, shard_model
 from roll_lightning.models.zero3 import start_zero3_inference
+from roll_lightning.modules.actor_critic import ActorCriticModule
+from roll_lightning.modules.critic_config import CriticConfig
 from roll_lightning.modules.experience import experience_logprobs
 from roll_lightning.modules.experience_maker import ExperienceMaker
 from roll_lightning.modules.kl_term import KLConfig
 from roll_lightning.modules.optim import OptimizerConfig, ScheduleConfig
-from roll_lightning.modules.rollout_module import RolloutModule
-from roll_lightning.strategies.scale import data_parallel_size
 
 
-class RLVRModule(RolloutModule):
+class RLVRModule(ActorCriticModule):
     """A policy that learns from scored rollouts.
 
     Args:
@@ -45,6 +45,7 @@ class RLVRModule(RolloutModule):
         advantage: from rewards to advantages; default :class:`GroupRelative`, which makes this GRPO.
         shaping: clipping and whitening of rewards and advantages.
         policy_loss: default :class:`PPOClip`.
+        critic: for advantages that need values, GAE's; ``None`` for all others.
         kl: against the reference.
         reference: the reference model; ``None`` takes the policy's own start, with LoRA the policy with its adapter
             turned off (which is not the start if that was an adapter, too: to stay near an adapter, name it here).
@@ -65,6 +66,7 @@ class RLVRModule(RolloutModule):
         advantage: AdvantageEstimator | None = None,
         shaping: AdvantageShaping = AdvantageShaping(),  # noqa: B008
         policy_loss: PolicyLoss | None = None,
+        critic: CriticConfig | None = None,
         kl: KLConfig = KLConfig(),  # noqa: B008
         reference: PolicyConfig | None = None,
         aggregation: AggregationMode = "token-mean",
@@ -74,17 +76,22 @@ class RLVRModule(RolloutModule):
         entropy_coefficient: float = 0.0,
         positive_nll_coefficient: float = 0.0,
     ) -> None:
-        super().__init__(policy, optimizer, schedule)
+        super().__init__(policy, optimizer, schedule, critic)
         check_aggregation(aggregation, 1 if aggregation == "seq-mean-token-sum-norm" else None)
         if reference is not None and kl.placement == "none":
             raise ConfigError(
                 "model.reference is set, but model.kl.placement is none; set it to loss or reward, or drop it"
             )
         self.advantage = advantage or GroupRelative()
-        if self.advantage.needs_values:
+        if self.advantage.needs_values and critic is None:
             raise ConfigError(
-                f"model.advantage {type(self.advantage).__name__} needs a critic, which RLVRModule does not have; "
-                f"choose an estimator without one"
+                f"model.advantage {type(self.advantage).__name__} needs a critic; set model.critic, e.g. "
+                f"--model.critic.lr 1e-5, or choose an estimator without one"
+            )
+        if critic is not None and not self.advantage.needs_values:
+            raise ConfigError(
+                f"model.critic is set, but model.advantage {type(self.advantage).__name__} has no use for its values; "
+                f"choose GAE, or drop the critic"
             )
         self.policy_loss = policy_loss or PPOClip()
         self.kl = kl
@@ -136,7 +143,7 @@ class RLVRModule(RolloutModule):
         super().configure_model()
         if self.kl.placement != "none" and not self._adapter_off_is_reference and not self._reference:
             reference = self.load_policy(self.reference_config or self.policy_config)
-            shard_policy(reference, self)
+            shard_model(reference, self)
             self._reference = (reference.requires_grad_(False).eval(),)
 
     def on_fit_start(self) -> None:
@@ -159,6 +166,8 @@ class RLVRModule(RolloutModule):
         means = ["actor/pg_loss", "actor/kl_loss", "actor/total_loss", "critic/entropy/mean", "critic/kl"]
         means += ["actor/ratio_mean", "actor/positive_nll_loss", *self._off_policy_means]
         means += [f"actor/{name}" for name in self.policy_loss.metric_names if name != "ratio"]
+        if self.critic_config is not None:
+            means += ["critic/loss", "critic/vpred", "critic/error", "critic/clipfrac"]
         return WeightedMeans(means, ["actor/ratio_max", *self.off_policy.max_names], ["actor/ratio_min"])
 
     @property
@@ -181,6 +190,8 @@ class RLVRModule(RolloutModule):
             )
         if self.kl.placement != "none":
             experience.ref_logprobs = self._reference_logprobs(experience, windows)
+        if self.critic_config is not None:
+            experience.values = self.experience_values(experience, windows)
         self.maker.finish(experience, rollouts)
         return experience
 
@@ -212,6 +223,7 @@ class RLVRModule(RolloutModule):
 
     def training_step(self, batch: ExperienceBatch, batch_idx: int) -> Tensor:  # noqa: ARG002
         """This micro-batch's share of the window loss."""
+        self.ready_policy.values_reach_body = not self.critic_warms_up
         now = self.token_logprobs(batch, self._rollout.temperature, entropy=True)
         old = now.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         policy = self.policy_loss(now.logprobs, old, batch.advantages, batch.loss_mask)
@@ -220,7 +232,7 @@ class RLVRModule(RolloutModule):
             divergence = kl_estimate(now.logprobs, batch.ref_logprobs, self.kl.estimator, batch.loss_mask)
             kl_loss = self._share(divergence, batch)
             total = total + self.maker.kl_controller.coefficient * kl_loss
-            self._record_share("actor/kl_loss", kl_loss, batch)
+            self.record_share("actor/kl_loss", kl_loss, batch)
             self.window_metrics.update_masked("critic/kl", now.logprobs - batch.ref_logprobs, batch.loss_mask)
         if self.entropy_coefficient:
             assert now.entropy is not None, "it was asked for"
@@ -228,9 +240,12 @@ class RLVRModule(RolloutModule):
         if self.positive_nll_coefficient:
             nll = self._share(torch.where(batch.advantages > 0, -now.logprobs, 0.0), batch)
             total = total + self.positive_nll_coefficient * nll
-            self._record_share("actor/positive_nll_loss", nll, batch)
-        self._record_share("actor/pg_loss", pg_loss, batch)
-        self._record_share("actor/total_loss", total, batch)
+            self.record_share("actor/positive_nll_loss", nll, batch)
+        self.record_share("actor/pg_loss", pg_loss, batch)
+        self.record_share("actor/total_loss", total, batch)
+        if self.critic_config is not None:
+            # With weight 0 instead of left out: DDP waits for the gradient of every parameter.
+            total = (0.0 if self.critic_warms_up else 1.0) * total + self.value_share(batch, now.values)
         self._record_tokens(batch, old, policy.metrics, now.entropy)
         return self.scale_loss(total)
 
@@ -255,11 +270,6 @@ class RLVRModule(RolloutModule):
             sequences=window.sequences,
             norm_length=norm,
         )
-
-    def _record_share(self, name: str, share: Tensor, batch: ExperienceBatch) -> None:
-        """Shares add up over the window, so each weighs one part of it."""
-        parts = self.window_of(batch).micro_batches * data_parallel_size(self.trainer)
-        self.window_metrics.update(name, share, 1 / parts)
 
     def _record_tokens(
         self, batch: ExperienceBatch, old: Tensor, metrics: dict[str, Tensor], entropy: Tensor | None

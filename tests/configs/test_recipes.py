@@ -12,7 +12,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "configs/recipes"
 STRATEGIES = ["ddp", "fsdp2", "deepspeed_1", "deepspeed_2", "deepspeed_3"]
 ALGORITHMS = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "lite_ppo", "gspo", "cispo", "tis", "topr", "kimi15"]
-ALGORITHMS += ["remax", "vanilla"]
+ALGORITHMS += ["remax", "vanilla", "ppo"]
 RUNS = [(config, recipe) for recipe in [*STRATEGIES, "lora"] for config in ("sft", "rlvr")]
 IN_PROCESS = [("rlvr", recipe) for recipe in ALGORITHMS]
 SHORT = ["--trainer.max_steps", "2", "--trainer.max_epochs", "2", "--trainer.num_sanity_val_steps", "0"]

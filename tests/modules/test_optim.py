@@ -9,6 +9,7 @@ from torch import nn
 from roll_lightning.errors import ConfigError
 from roll_lightning.modules.optim import (
     OptimizerConfig,
+    ParameterGroup,
     ScheduleConfig,
     make_optimizer,
     make_schedule,
@@ -19,7 +20,9 @@ from roll_lightning.modules.optim import (
 def test_only_matrices_are_decayed():
     model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2), nn.LayerNorm(2))
     model[0].weight.requires_grad_(False)
-    decayed, free = make_optimizer(model, OptimizerConfig(lr=0.1, weight_decay=0.5)).param_groups
+    decayed, free = make_optimizer(
+        [ParameterGroup(list(model.parameters()), 0.1)], OptimizerConfig(weight_decay=0.5)
+    ).param_groups
     assert [tuple(p.shape) for p in decayed["params"]] == [(2, 4)]
     assert [tuple(p.shape) for p in free["params"]] == [(2,), (2,), (2,)]
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.5, 0.0)
@@ -51,7 +54,7 @@ def test_the_end_of_a_schedule_holds():
 
 def test_schedule_drives_the_optimizer():
     parameter = nn.Parameter(torch.zeros(2, 2))
-    optimizer = make_optimizer(nn.ParameterList([parameter]), OptimizerConfig(lr=0.2))
+    optimizer = make_optimizer([ParameterGroup([parameter], 0.2)], OptimizerConfig())
     schedule = make_schedule(optimizer, ScheduleConfig("linear", 1), total_steps=3)
     rates = []
     for _ in range(4):
