@@ -91,6 +91,10 @@ class LanguageModule(BaseModule):
         """Find wrong paths before a model loads."""
         check_policy(self.policy_config)
         check_mesh(self.trainer.strategy)
+        if isinstance(self.trainer.strategy, DeepSpeedStrategy) and self.trainer.gradient_clip_algorithm == "value":
+            raise ConfigError(
+                "trainer.gradient_clip_algorithm is value, but DeepSpeed clips by norm only; set it to norm"
+            )
         self._check_lora()
         self.window_metrics = self.make_window_metrics()
 

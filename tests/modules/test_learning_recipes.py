@@ -74,7 +74,7 @@ def sampled_accuracy(folder: Path, model: Path) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe", ["grpo", "rloo", "reinforce_plus_plus", "gspo", "cispo", "topr", "lite_ppo", "kimi15", "remax"]
+    "recipe", ["grpo", "rloo", "reinforce_plus_plus", "gspo", "cispo", "topr", "lite_ppo", "kimi15", "remax", "ppo"]
 )
 def test_the_recipe_learns(folder, recipe):
     config = folder / f"{recipe}.yaml"

@@ -14,8 +14,12 @@ from spine.forked import run_forked
 from spine.toy import strategy_of
 
 from roll_lightning.errors import ConfigError
-from roll_lightning.models.loading import PolicyConfig
+from roll_lightning.functional.advantages import GAE
+from roll_lightning.models.loading import PolicyConfig, load_policy
 from roll_lightning.models.lora import LoraConfig
+from roll_lightning.modules.critic_config import CriticConfig
+from roll_lightning.modules.kl_term import KLConfig
+from roll_lightning.modules.optim import OptimizerConfig
 from roll_lightning.modules.sft import SFTModule
 
 pytestmark = pytest.mark.slow
@@ -62,7 +66,13 @@ def go(
         else:
             lora = LoraConfig(r=4) if kind == "lora" else None
             config = PolicyConfig(str(task / "model"), lora=lora, **(policy or {}))
-            run_rlvr(task, root, module=rlvr_module(task, SGDModule, policy=config), rollout=rollout, **settings)
+            critic = {"advantage": GAE(), "critic": CriticConfig(shared=kind == "shared")} if kind in CRITICS else {}
+            module = rlvr_module(task, SGDModule, policy=config, **critic)
+            if critic:
+                settings["gradient_clip_val"] = (
+                    None  # DeepSpeed clips both by one joint norm, the others each by its own
+                )
+            run_rlvr(task, root, module=module, rollout=rollout, **settings)
 
     codes = run_forked(start, root / f"out{attempt}.txt", ranks)
     assert codes == [0] * ranks, (root / f"out{attempt}.txt").read_text()[-3000:]
@@ -80,8 +90,8 @@ class SGDSFT(SFTModule):
 def exported(root: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    (file,) = (root / "hf").glob("*.safetensors")
-    return load_file(file)
+    files = sorted((root / "hf").rglob("*.safetensors"))
+    return {f"{file.parent.name}.{name}": value for file in files for name, value in load_file(file).items()}
 
 
 def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
@@ -94,7 +104,10 @@ LOSSES = {
     "sft": ("sft_train/loss", "sft_train/val_loss"),
     "rlvr": ("actor/total_loss", "critic/kl"),
     "lora": ("actor/total_loss", "critic/kl"),
+    "ppo": ("actor/total_loss", "critic/loss"),
+    "shared": ("actor/total_loss", "critic/loss"),
 }
+CRITICS = ("ppo", "shared")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -144,6 +157,44 @@ def test_precision_and_checkpointed_activations(task, one_rank, tmp_path, strate
     found, expected = logged(tmp_path), logged(reference)
     key = (0, "critic/entropy/mean")
     assert found[key] == pytest.approx(expected[key], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("clip", "own", "named"),
+    [
+        (
+            {"gradient_clip_val": 1.0},
+            0.5,
+            "model.critic.gradient_clip_val is 0.5 and trainer.gradient_clip_val 1.0, but",
+        ),
+        (
+            {"gradient_clip_algorithm": "value"},
+            None,
+            "gradient_clip_algorithm is value, but DeepSpeed clips by norm only",
+        ),
+    ],
+)
+def test_two_bounds_and_clipping_by_value_are_refused_under_deepspeed(task, tmp_path, clip, own, named):
+    def start() -> None:
+        module = rlvr_module(task, advantage=GAE(), critic=CriticConfig(gradient_clip_val=own))
+        with pytest.raises(ConfigError, match=named):
+            run_rlvr(task, tmp_path, module=module, strategy=strategy_of("zero1"), max_epochs=1, **clip)
+
+    assert run_forked(start, tmp_path / "out.txt") == [0], (tmp_path / "out.txt").read_text()[-3000:]
+
+
+def test_zero3_decays_matrices_although_their_shards_are_flat(task, tmp_path):
+    """With a learning rate so small that only decay shows; the first of two warm-up steps decays by a third of 0.1."""
+
+    def start() -> None:
+        module = rlvr_module(task, kl=KLConfig(), optimizer=OptimizerConfig(lr=1e-6, weight_decay=1e5))
+        run_rlvr(task, tmp_path, module=module, strategy=strategy_of("zero3"), max_epochs=1, max_steps=1)
+
+    assert run_forked(start, tmp_path / "out.txt") == [0], (tmp_path / "out.txt").read_text()[-3000:]
+    found = exported(tmp_path)
+    begun = load_policy(PolicyConfig(str(task / "model")), 0).hf.state_dict()
+    for name, factor in (("model.embed_tokens.weight", 1 - 0.1 / 3), ("model.norm.weight", 1.0)):
+        assert torch.allclose(found[f"hf.{name}"], factor * begun[name], atol=1e-4), name
 
 
 def test_tensor_parallelism_is_refused(task, tmp_path):
