@@ -14,6 +14,7 @@ from tiny import write_model
 from roll_lightning.errors import ConfigError
 from roll_lightning.functional.advantages import GAE, AdvantageShaping, GroupRelative
 from roll_lightning.models.loading import PolicyConfig, load_policy
+from roll_lightning.models.lora import LoraConfig
 from roll_lightning.models.value_model import load_value_model
 from roll_lightning.modules.critic_config import CriticConfig
 from roll_lightning.modules.kl_term import KLConfig
@@ -287,3 +288,46 @@ def test_an_export_does_not_replace_the_critic_that_the_run_begins_with(task, tm
     (tmp_path / "checkpoints").rename(tmp_path / "old")
     with pytest.raises(ConfigError, match=r"the export would replace .*critic, which the run begins with"):
         train(task, tmp_path, RLVRModule, critic=CriticConfig(path=str(tmp_path / "hf/critic")))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_beside_adapters_the_critic_trains_whole_is_saved_and_exported(task, tmp_path, shared):
+    policy = PolicyConfig(str(task / "model"), lora=LoraConfig(r=4))
+    critic = CriticConfig(shared=shared, lr=1e-2)
+
+    def go(root: Path, epochs: int, attempt: int = 0):
+        return train(task, root, RLVRModule, epochs, attempt, policy=policy, critic=critic)
+
+    module = go(tmp_path / "whole", 2)
+    go(tmp_path / "parts", 1)
+    go(tmp_path / "parts", 2, attempt=1)
+    assert_same_state(last_state(tmp_path / "parts"), last_state(tmp_path / "whole"))
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    assert {name for name in trained if "lora_" not in name} == {
+        name for name, _ in module.named_parameters() if name.startswith(("critic.", "policy.value_head"))
+    }
+    ids, mask = torch.tensor([[3, 4, 5, 6, 7]]), torch.ones(1, 5, dtype=torch.bool)
+    with torch.no_grad():
+        expected = module.policy(ids, mask).values if shared else module.critic(ids, mask)
+        exported = load_value_model(PolicyConfig(str(tmp_path / "whole/hf/critic")), 0)
+        assert torch.allclose(exported(ids, mask), expected, atol=1e-5)
+    assert expected[:, 1:].abs().min() > 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "precision"), [({"gradient_checkpointing": True}, "bf16-mixed"), ({"dtype": "bfloat16"}, "bf16-true")]
+)
+def test_precisions_and_checkpointed_activations(task, tmp_path, shared, policy, precision):
+    """The first losses are those of float32, within the precision."""
+    found = []
+    for number, (config, value) in enumerate([({}, "32-true"), (policy, precision)]):
+        root = tmp_path / str(number)
+        critic = CriticConfig(shared=shared, path=None if shared else str(task / "critic"), lr=1e-2)
+        parts = settings(critic=critic, policy=PolicyConfig(str(task / "model"), **config))
+        replay = {"replay_dir": str(tmp_path / "0/rollouts")} if number else {"record_dir": str(root / "rollouts")}
+        module = rlvr_module(task, **parts)
+        run_rlvr(task, root, module=module, max_epochs=1, data=ONE_UPDATE, precision=value, rollout=replay)
+        found.append(logged(root)[0, "critic/loss"])
+    assert found[1] == pytest.approx(found[0], rel=0.03)
+    assert shared or found[1] != found[0]
