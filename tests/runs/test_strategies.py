@@ -54,6 +54,7 @@ def go(
     attempt: int = 0,
     policy: dict[str, Any] | None = None,
     precision: str = "32-true",
+    clip: float | None = None,
     **rollout: Any,
 ) -> None:
     ranks = 1 if strategy == "auto" else 2
@@ -123,6 +124,16 @@ def test_T06_T09_two_ranks_train_what_one_does(task, one_rank, tmp_path, kind, s
     for key in compared:
         assert found[key] == pytest.approx(expected[key], rel=2e-4, abs=2e-6), key
     assert any(abs(expected[key]) > 1e-3 for key in compared if key[1] == LOSSES[kind][1])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks_clip_policy_and_critic_as_one_does(task, one_rank, tmp_path, strategy):
+    replay = {"replay_dir": str(one_rank("ppo") / "rollouts"), "clip": 0.02, "epochs": 1}
+    go(task, tmp_path / "one", "ppo", **replay)
+    go(task, tmp_path / "two", "ppo", strategy, **replay)
+    assert_close(exported(tmp_path / "two"), exported(tmp_path / "one"), 1e-6)
+    norms = [value for (_, name), value in logged(tmp_path / "two").items() if name.endswith("/grad_norm")]
+    assert min(norms) > 0.03
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
