@@ -18,6 +18,7 @@ COMMANDS = {
     "validate": "evaluate a model on the validation data",
     "test": "evaluate a model on the test data",
     "predict": "sample answers, score them, and write them to predictions.jsonl",
+    "explain": "say what fit would train: steps, policies, objective, denominators; loads no model",
 }
 USAGE = """usage: roll-lightning COMMAND --config FILE [--config OVERLAY ...] [--key value ...]
 
@@ -27,6 +28,7 @@ commands:
 examples:
   roll-lightning fit --config configs/rlvr.yaml --rollout.num_generations 16 --trainer.max_epochs 3
   roll-lightning fit --config configs/rlvr.yaml --print_config
+  roll-lightning explain --config configs/rlvr.yaml --config configs/recipes/gspo.yaml
   roll-lightning fit --help                   every key, with its default
   roll-lightning fit --model.help RLVRModule  the keys of a class
   roll-lightning --version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ from roll_lightning.callbacks.weight_sync import WeightSyncCallback
 from roll_lightning.commandline.arguments import Invocation
 from roll_lightning.commandline.classes import import_known_classes
 from roll_lightning.commandline.files import dump_yaml
-from roll_lightning.commandline.quiet import silence_known_warnings
+from roll_lightning.commandline.quiet import no_remarks, silence_known_warnings
 from roll_lightning.commandline.saved_config import SavedConfig
 from roll_lightning.commandline.schema import CALLBACK_GROUPS, resolve_tree
 from roll_lightning.commandline.secrets import without_secrets
 from roll_lightning.commandline.suggest import nearest
 from roll_lightning.commandline.tree import Tree
 from roll_lightning.errors import CheckpointError, ConfigError, RollLightningError
+from roll_lightning.explain.command import explain
 
 
 def run(invocation: Invocation) -> None:
@@ -42,8 +44,10 @@ def run(invocation: Invocation) -> None:
     if invocation.help_arguments:
         import_known_classes()
         RollCLI(invocation, {name: {} for name in CALLBACK_GROUPS})
-    tree = resolve_tree(invocation.tree())
-    RollCLI(invocation, tree).run()
+    explains = invocation.command == "explain" and not invocation.print_config
+    with no_remarks() if explains else nullcontext():
+        cli = RollCLI(invocation, resolve_tree(invocation.tree()))
+    cli.run()
 
 
 class RollCLI(LightningCLI):
@@ -139,7 +143,9 @@ class RollCLI(LightningCLI):
         try:
             return super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError) as error:
-            raise ConfigError(f"trainer: {error}") from error
+            missing = self.invocation.command == "explain" and "accelerator is not available" in str(error)
+            way_out = " To explain the config on this machine, add --trainer.accelerator cpu" if missing else ""
+            raise ConfigError(f"trainer: {error}{way_out}") from error
 
     def _refuse_twice(self, users: list[Callback]) -> None:
         """Lightning's own words on two callbacks of one type do not say where they came from."""
@@ -179,6 +185,9 @@ class RollCLI(LightningCLI):
             RollLightningError: anything that the user can mend.
         """
         command, trainer = self.invocation.command, self.trainer
+        if command == "explain":
+            print(explain(trainer, self.model, self.datamodule))
+            return
         arguments: dict[str, Any] = {
             "ckpt_path": self.checkpoint,
             "weights_only": self.config["weights_only"],
@@ -227,7 +236,7 @@ class RollCLI(LightningCLI):
         group: Tree = self.tree.get("checkpoint") or {}
         dirpath = group.get("init_args", group).get("dirpath")
         folder = Path(dirpath or Path(self.config["trainer"]["default_root_dir"]) / "checkpoints")
-        if self.invocation.command == "fit" or any(folder.glob("*.ckpt*")):
+        if self.invocation.command in ("fit", "explain") or any(folder.glob("*.ckpt*")):
             newest = newest_checkpoint(folder)
             return str(newest) if newest else None
         raise CheckpointError(f"there is no checkpoint in {folder}; give --ckpt_path FILE, or drop it")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 
 _MESSAGES = (
     # What we log is merged over ranks before.
@@ -19,3 +23,21 @@ def silence_known_warnings() -> None:
     """Ignore them in this process."""
     for message in _MESSAGES:
         warnings.filterwarnings("ignore", message=message)
+
+
+@contextmanager
+def no_remarks() -> Iterator[None]:
+    """Keep Lightning from remarking on seeds and devices, and other libraries from greeting on stdout.
+
+    For a command that uses neither seeds nor devices, and whose answer alone goes to stdout.
+    """
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

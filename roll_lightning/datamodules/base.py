@@ -66,7 +66,17 @@ class PlannedDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         """Check what the trainer would do to the batches."""
         if stage == "fit":
-            check_trainer(self.attached_trainer)
+            self.check_settings()
+
+    def check_settings(self) -> None:
+        """Find settings of training that contradict each other, before any row is read.
+
+        Raises:
+            ConfigError: two do; says what to set.
+        """
+        check_trainer(self.attached_trainer)
+        # It checks its numbers when it is made.
+        _ = self.planner
 
     @property
     def planner(self) -> BatchPlanner:

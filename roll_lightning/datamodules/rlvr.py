@@ -116,10 +116,7 @@ class RLVRDataModule(PlannedDataModule):
     def setup(self, stage: str) -> None:
         """Read the prompts and check that the numbers of an iteration go into each other."""
         super().setup(stage)
-        if stage == "fit":
-            self._check_division()
-            if not self.train:
-                raise ConfigError("data.train is not set; give a file, folder or hub name of training prompts")
+        if stage == "fit" and self.train:
             self.train_prompts = self.train_prompts or self.load_prompts(self.train)
         if stage in ("fit", "validate", "test") and self.val:
             self.val_prompts = self.val_prompts or self.load_prompts(self.val, "validation")
@@ -135,6 +132,13 @@ class RLVRDataModule(PlannedDataModule):
                 raise ConfigError("neither data.predict nor data.val is set, so there is nothing to predict")
             split = "test" if self.predict else "validation"
             self.predict_prompts = self.predict_prompts or self.load_prompts(source, split)
+
+    def check_settings(self) -> None:
+        """Find numbers of an iteration that do not go into each other; see the base."""
+        super().check_settings()
+        self._check_division()
+        if not self.train:
+            raise ConfigError("data.train is not set; give a file, folder or hub name of training prompts")
 
     def _check_division(self) -> None:
         rollout = self.rollout

@@ -94,8 +94,6 @@ class SFTDataModule(PlannedDataModule):
     def setup(self, stage: str) -> None:
         """Read the rows and check that every window fits the token budget."""
         super().setup(stage)
-        if stage == "fit" and self.train is None:
-            raise ConfigError("data.train is not set; give a file, a folder or a hub name of training rows")
         if stage in ("validate", "test") and self.val is None and self.val_fraction is None:
             raise ConfigError(f"data.val is not set, so there is nothing to {TrainerFn(stage).value}")
         if self.val_fraction is not None and self.train is None:
@@ -106,6 +104,12 @@ class SFTDataModule(PlannedDataModule):
             self.planner.check_fits([len(row.input_ids) for row in self.train_rows])
         if val:
             self.val_rows = self.tokenise(val, f"{source_name(self.val or self.train or '')} (validation)")
+
+    def check_settings(self) -> None:
+        """Find that there is nothing to train on; see the base."""
+        super().check_settings()
+        if self.train is None:
+            raise ConfigError("data.train is not set; give a file, a folder or a hub name of training rows")
 
     def _read(self, stage: str) -> tuple[Sequence[Row], Sequence[Row]]:
         """Training and validation rows that this stage needs and that are not there yet."""

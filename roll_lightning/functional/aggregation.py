@@ -80,6 +80,18 @@ def aggregate(
     return total / (sequences * (norm_length or 1.0))
 
 
+def aggregation_formula(mode: AggregationMode, loss: str, norm_length: float | None = None) -> str:
+    """The window loss of token losses ``loss`` in words, for ``roll-lightning explain``.
+
+    As in :func:`aggregate`; ``n_i`` are the mask tokens of row i.
+    """
+    if mode == "token-mean":
+        return f"Σ_i Σ_t {loss} / N"
+    if mode == "seq-mean-token-mean":
+        return f"Σ_i (Σ_t {loss} / n_i) / S"
+    return f"Σ_i Σ_t {loss} / " + ("S" if norm_length is None else f"(S {norm_length:g})")
+
+
 def window_totals(masks: Iterable[Tensor]) -> tuple[int, int]:
     """Mask tokens, and rows with at least one, over all masks ``[batch, tokens]`` of an optimizer window."""
     tokens = sequences = 0

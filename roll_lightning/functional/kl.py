@@ -79,6 +79,11 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLKind, mask: Tens
     raise ConfigError(f"kl kind is {kind!r}; it must be {', '.join(most)} or {last}")
 
 
+def kl_formula(kind: str) -> str:
+    """An estimate in words, with ``d`` the difference of log-probabilities, for ``roll-lightning explain``."""
+    return {"k1": "d", "abs": "abs(d)", "k2": "d² / 2", "k3": "exp(-d) - 1 + d"}[kind]
+
+
 def full_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """Exact KL(policy ‖ reference) = ``Σ_v p_v (log p_v - log q_v)`` over the vocabulary, of each token's distribution.
 

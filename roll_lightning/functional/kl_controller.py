@@ -35,6 +35,10 @@ class KLController(ABC):
             samples: rollouts of the iteration, over all ranks.
         """
 
+    def formula(self) -> str:
+        """β in words, for ``roll-lightning explain``."""
+        return f"{self.coefficient:g}"
+
     def state_dict(self) -> dict[str, Any]:
         """What it remembers from iteration to iteration, as primitives."""
         return {}
@@ -135,6 +139,11 @@ class AdaptiveKL(KLController):
         self.check_samples(samples)
         error = min(max(kl / self.target - 1, -self.MAX_ERROR), self.MAX_ERROR)
         self._coefficient *= 1 + error * samples / self.horizon
+
+    def formula(self) -> str:
+        """See :class:`KLController`; ``kl`` and ``samples`` are what :meth:`update` gets."""
+        error = f"clip(kl / {self.target:g} - 1, -{self.MAX_ERROR:g}, {self.MAX_ERROR:g})"
+        return f"{self.coefficient:g}, then β (1 + {error} samples / {self.horizon:g}) after each iteration"
 
     def state_dict(self) -> dict[str, Any]:
         """The coefficient."""

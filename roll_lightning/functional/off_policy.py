@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from roll_lightning.errors import ConfigError
-from roll_lightning.functional.ratios import MAX_LOG_RATIO, masked_log_ratio, pool_log_ratio
+from roll_lightning.functional.ratios import MAX_LOG_RATIO, masked_log_ratio, pool_log_ratio, ratio_formula
 
 CorrectionLevel = Literal["token", "segment", "geometric", "sequence"]
 Measure = Literal["ratio", "difference"]
@@ -45,6 +45,13 @@ def pool_at_level(values: Tensor, mask: Tensor, level: CorrectionLevel) -> Tenso
     if level == "sequence":
         return torch.where(mask.bool(), values.sum(-1, keepdim=True), 0.0)
     return pool_log_ratio(values, mask, "sequence" if level == "geometric" else level)
+
+
+def level_ratio_formula(level: CorrectionLevel) -> str:
+    """The ratio of trainer to engine at a level in words, for ``roll-lightning explain``."""
+    if level == "sequence":
+        return "exp(Σ_t log(π_old / π_engine))"
+    return ratio_formula("sequence" if level == "geometric" else level, "π_old", "π_engine")
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,13 @@ class ImportanceWeight:
         """The weights of ratios of this level."""
         return ratio.clamp(min=0 if self.lower is None else self.lower, max=self.upper)
 
+    def formula(self) -> str:
+        """The weight in words, for ``roll-lightning explain``."""
+        ratio = level_ratio_formula(self.level)
+        if self.upper is not None:
+            ratio = f"min({ratio}, {self.upper:g})"
+        return f"sg({ratio})" if self.lower is None else f"sg(max({ratio}, {self.lower:g}))"
+
 
 @dataclass(frozen=True)
 class RejectionMask:
@@ -147,6 +161,16 @@ class RejectionMask:
         else:
             value, low, high = mismatch.difference, self.low, self.high
         return (value >= (-math.inf if low is None else low)) & (value <= (math.inf if high is None else high))
+
+    def formula(self) -> str:
+        """What it keeps, in words, for ``roll-lightning explain``."""
+        if self.measure == "ratio":
+            value = level_ratio_formula(self.level)
+        else:
+            pool = {"token": "", "segment": "mean_turn", "geometric": "mean_row", "sequence": "Σ_t"}[self.level]
+            value = f"{pool}(π_old - π_engine)" if pool else "π_old - π_engine"
+        low = "" if self.low is None else f"{self.low:g} ≤ "
+        return low + value + ("" if self.high is None else f" ≤ {self.high:g}")
 
     @property
     def metric_name(self) -> str:

@@ -93,6 +93,13 @@ def importance_ratio(log_ratio: Tensor, mask: Tensor, level: RatioLevel) -> Tens
     return pool_log_ratio(log_ratio, mask, level).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
+def ratio_formula(level: RatioLevel, new: str = "π", old: str = "π_old") -> str:
+    """The ratio of a level in words, for ``roll-lightning explain``."""
+    if level == "token":
+        return f"{new} / {old}"
+    return f"exp({'mean_row' if level == 'sequence' else 'mean_turn'}(log({new} / {old})))"
+
+
 def segment_ids(mask: Tensor) -> Tensor:
     """Number the contiguous runs of a mask ``[batch, tokens]``, from 1 in each row; 0 where it is false."""
     mask = mask.bool()

@@ -68,6 +68,10 @@ class SampleMask(ABC):
     def __call__(self, facts: SampleFacts) -> Tensor:
         """``[rows]`` bool, true on rows to keep. A row without a score is somebody else's to leave out."""
 
+    def formula(self) -> str:
+        """What it leaves out, in words, for ``roll-lightning explain``; a class that does not say is named."""
+        return f"what {type(self).__name__} leaves out"
+
 
 class OverlongMask(SampleMask):
     """Leaves out answers that were cut at the length limit: their score says little (DAPO, arXiv 2503.14476).
@@ -80,6 +84,10 @@ class OverlongMask(SampleMask):
     def __call__(self, facts: SampleFacts) -> Tensor:
         """Keep what ended by itself."""
         return facts.finished.bool()
+
+    def formula(self) -> str:
+        """See :class:`SampleMask`."""
+        return "answers that were cut at the length limit"
 
 
 class DifficultyMask(SampleMask):
@@ -108,6 +116,10 @@ class DifficultyMask(SampleMask):
         means = _group_means(facts.scores, facts.group_ids)
         return (means > self.low) & (means < self.high)
 
+    def formula(self) -> str:
+        """See :class:`SampleMask`."""
+        return f"groups but those with {self.low:g} < mean score < {self.high:g}"
+
 
 class WrongAndLongMask(SampleMask):
     """Leaves out answers that are wrong (score below 1, so fractions of a point count as wrong) and long.
@@ -132,6 +144,10 @@ class WrongAndLongMask(SampleMask):
         """Keep what is right, short or both."""
         return ~((facts.scores < 1) & (facts.lengths > self.threshold))
 
+    def formula(self) -> str:
+        """See :class:`SampleMask`."""
+        return f"answers with score < 1 and more than {self.threshold} tokens"
+
 
 class SampleWeight(ABC):
     """Says how much each sample weighs. Chosen in YAML by ``class_path``.
@@ -144,6 +160,10 @@ class SampleWeight(ABC):
     @abstractmethod
     def __call__(self, facts: SampleFacts, counts: Tensor) -> Tensor:
         """``[rows]`` float, positive and finite on the rows where ``counts`` ``[rows]`` is true; only those matter."""
+
+    def formula(self) -> str:
+        """A row's weight in words, for ``roll-lightning explain``; a class that does not say is named."""
+        return f"{type(self).__name__}(row)"
 
 
 class DifficultyWeight(SampleWeight):
@@ -166,6 +186,10 @@ class DifficultyWeight(SampleWeight):
             raise ConfigError(f"DifficultyWeight needs the column {self.difficulty_column}, and the rollouts have none")
         return 0.5 + 1.5 * facts.difficulty.double()
 
+    def formula(self) -> str:
+        """See :class:`SampleWeight`."""
+        return "0.5 + 1.5 difficulty"
+
 
 class LengthWeight(SampleWeight):
     """``1.5 - (length - min) / (max - min)``: from 1.5 for the shortest answer that counts to 0.5 for the longest.
@@ -180,6 +204,10 @@ class LengthWeight(SampleWeight):
             return torch.ones_like(lengths)
         shortest, longest = lengths[counts].min(), lengths[counts].max()
         return 1.5 - (lengths - shortest) / (longest - shortest).clamp(min=1)
+
+    def formula(self) -> str:
+        """See :class:`SampleWeight`; shortest and longest of the rows that count."""
+        return "1.5 - (length - shortest) / max(longest - shortest, 1)"
 
 
 @dataclass(frozen=True)

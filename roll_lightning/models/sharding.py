@@ -10,6 +10,7 @@ from torch import nn
 
 from roll_lightning.errors import ConfigError
 from roll_lightning.models.causal_lm import CausalPolicy
+from roll_lightning.strategies.scale import mesh_sizes
 
 
 def is_sharded(strategy: Strategy) -> bool:
@@ -28,12 +29,12 @@ def check_mesh(strategy: Strategy) -> None:
     Raises:
         ConfigError: says what to set.
     """
-    mesh = getattr(strategy, "device_mesh", None)
-    if mesh is not None and mesh["tensor_parallel"].size() > 1:
-        size = mesh["tensor_parallel"].size()
+    mesh = mesh_sizes(strategy)
+    if mesh is not None and mesh[1] > 1:
+        data, tensor = mesh
         raise ConfigError(
-            f"trainer.strategy has tensor_parallel_size {size}, which is not supported; set it to 1 and "
-            f"data_parallel_size to {size * mesh['data_parallel'].size()}"
+            f"trainer.strategy has tensor_parallel_size {tensor}, which is not supported; set it to 1 and "
+            f"data_parallel_size to {tensor * data}"
         )
 
 

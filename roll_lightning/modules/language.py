@@ -87,16 +87,24 @@ class LanguageModule(BaseModule):
             raise RuntimeError(f"{type(self).__name__} has no policy yet; the trainer calls configure_model")
         return self.policy
 
-    def setup(self, stage: str) -> None:  # noqa: ARG002
+    def setup(self, stage: str) -> None:
         """Find wrong paths before a model loads."""
         check_policy(self.policy_config)
+        self.check_settings(stage)
+        self.window_metrics = self.make_window_metrics()
+
+    def check_settings(self, stage: str) -> None:  # noqa: ARG002
+        """Find settings that contradict each other, with neither model nor data at hand.
+
+        Raises:
+            ConfigError: two do; says what to set.
+        """
         check_mesh(self.trainer.strategy)
         if isinstance(self.trainer.strategy, DeepSpeedStrategy) and self.trainer.gradient_clip_algorithm == "value":
             raise ConfigError(
                 "trainer.gradient_clip_algorithm is value, but DeepSpeed clips by norm only; set it to norm"
             )
         self._check_lora()
-        self.window_metrics = self.make_window_metrics()
 
     def configure_model(self) -> None:
         """Load the policy, and shard it where the strategy wants that. Called again, it does nothing."""

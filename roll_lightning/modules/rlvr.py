@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from roll_lightning.modules.experience import experience_logprobs
 from roll_lightning.modules.experience_maker import ExperienceMaker
 from roll_lightning.modules.kl_term import KLConfig
 from roll_lightning.modules.optim import OptimizerConfig, ScheduleConfig
+
+if TYPE_CHECKING:
+    from roll_lightning.explain.text import Section
 
 
 class RLVRModule(ActorCriticModule):
@@ -112,6 +115,15 @@ class RLVRModule(ActorCriticModule):
             ConfigError: the model has too few positions.
         """
         super().setup(stage)
+        self._check_positions()
+
+    def check_settings(self, stage: str) -> None:
+        """Find settings that contradict each other, with neither model nor data at hand.
+
+        Raises:
+            ConfigError: two do; says what to set.
+        """
+        super().check_settings(stage)
         if stage == "fit" and self.advantage.needs_groups and self._rollout.num_generations < 2:
             raise ConfigError(
                 f"rollout.num_generations is {self._rollout.num_generations}; {type(self.advantage).__name__} compares "
@@ -125,6 +137,8 @@ class RLVRModule(ActorCriticModule):
                 "model.off_policy corrects by log-probabilities, but with rollout.top_p or rollout.top_k the engine's "
                 "are of a filtered distribution; set top_p to 1 and top_k to 0, or leave the correction out"
             )
+
+    def _check_positions(self) -> None:
         positions, new = max_positions(self.policy_config), self._rollout.max_new_tokens
         prompts = [*self._data.train_prompts, *self._data.val_prompts, *self._data.predict_prompts]
         longest = max(prompts, key=lambda prompt: len(prompt.token_ids), default=None)
@@ -137,6 +151,12 @@ class RLVRModule(ActorCriticModule):
             f"(data.max_prompt_length with data.overlong drop)"
             + (f", or set rollout.max_new_tokens to {positions - length} or less" if length < positions else "")
         )
+
+    def explanation(self) -> list[Section]:
+        """What ``roll-lightning explain`` says."""
+        from roll_lightning.explain.rlvr import explain_rlvr
+
+        return explain_rlvr(self)
 
     def configure_model(self) -> None:
         """Load the policy and, for a KL term, the reference."""

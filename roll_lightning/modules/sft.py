@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -12,6 +12,9 @@ from roll_lightning.functional.aggregation import aggregate
 from roll_lightning.metrics.weighted import WeightedMeans
 from roll_lightning.models.loading import max_positions
 from roll_lightning.modules.language import LanguageModule
+
+if TYPE_CHECKING:
+    from roll_lightning.explain.text import Section
 
 
 class SFTModule(LanguageModule):
@@ -40,6 +43,12 @@ class SFTModule(LanguageModule):
                 f"the longest row has {longest} tokens, but the model of {self.policy_config.path} has {positions} "
                 f"positions; set data.max_length to {positions} or less"
             )
+
+    def explanation(self) -> list[Section]:
+        """What ``roll-lightning explain`` says."""
+        from roll_lightning.explain.sft import explain_sft
+
+        return explain_sft(self)
 
     def make_window_metrics(self) -> WeightedMeans:
         """The loss."""

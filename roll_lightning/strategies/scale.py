@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy, Strategy
 
 
 def loss_scale(trainer: Trainer) -> float:
@@ -22,8 +22,23 @@ def loss_scale(trainer: Trainer) -> float:
 
 def data_parallel_size(trainer: Trainer) -> int:
     """Ranks that see different rows."""
-    mesh = getattr(trainer.strategy, "device_mesh", None)
-    return int(mesh["data_parallel"].size()) if mesh is not None else int(trainer.world_size)
+    mesh = mesh_sizes(trainer.strategy)
+    return int(trainer.world_size) if mesh is None else mesh[0]
+
+
+def mesh_sizes(strategy: Strategy) -> tuple[int, int] | None:
+    """Data-parallel and tensor-parallel ranks of a strategy with a mesh, ``None`` without one.
+
+    Before its processes have started they are what the strategy will make of its settings.
+    """
+    if isinstance(strategy, ModelParallelStrategy) and strategy._device_mesh is None:
+        data, tensor = strategy._data_parallel_size, strategy._tensor_parallel_size
+        return (
+            int(strategy.num_nodes if data == "auto" else data),
+            int(strategy.num_processes if tensor == "auto" else tensor),
+        )
+    mesh = getattr(strategy, "device_mesh", None)
+    return None if mesh is None else (int(mesh["data_parallel"].size()), int(mesh["tensor_parallel"].size()))
 
 
 def data_parallel_rank(trainer: Trainer) -> int:

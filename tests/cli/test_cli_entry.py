@@ -36,7 +36,7 @@ def test_top_level(tmp_path):
     bare, asked = start(tmp_path, str(PROGRAM)), start(tmp_path, str(PROGRAM), "--help")
     assert bare.returncode == asked.returncode == 0
     assert bare.stdout == asked.stdout
-    for name in ("fit", "validate", "test", "predict"):
+    for name in ("fit", "validate", "test", "explain", "predict"):
         assert f"\n  {name} " in bare.stdout
     version = start(tmp_path, str(PROGRAM), "--version")
     assert version.stdout == f"roll-lightning {roll_lightning.__version__}\n"

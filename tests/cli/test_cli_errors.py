@@ -156,7 +156,7 @@ def test_no_model(command):
     ("typed", "message"),
     [
         ("fti", "unknown command fti; did you mean fit?"),
-        ("xyz", "unknown command xyz; use one of fit, validate, test, predict"),
+        ("xyz", "unknown command xyz; use one of fit, validate, test, predict, explain"),
     ],
 )
 def test_unknown_command(command, typed, message):

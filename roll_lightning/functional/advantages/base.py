@@ -67,6 +67,16 @@ class AdvantageEstimator(ABC):
     def __call__(self, inputs: AdvantageInputs) -> AdvantageOutput:
         """Compute the advantages of a whole iteration, all ranks together."""
 
+    def formula(self, penalty: str = "") -> str:  # noqa: ARG002
+        """The advantage of token t in words that ``roll-lightning explain`` prints, its numbers filled in.
+
+        ``r_i`` is the row's reward. A class that does not say is named.
+
+        Args:
+            penalty: what is taken from the reward of each token k, a KL penalty say; empty for nothing.
+        """
+        return f"{type(self).__name__}(rewards)"
+
     def zero_variance(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """``[rows]`` bool: rows of groups that teach nothing; none of them where groups are not compared."""
         if not self.needs_groups:
@@ -124,6 +134,17 @@ class OutcomeEstimator(AdvantageEstimator):
         """From rewards of tokens ``[rows, tokens]`` to what each token gets."""
         return discounted_returns(rewards, mask, self.gamma)
 
+    def outcome_formula(self) -> str:
+        """The row's number in words, ``x`` above; a class that does not say is named."""
+        return f"{type(self).__name__}(r_i)"
+
+    def formula(self, penalty: str = "") -> str:
+        """See :class:`AdvantageEstimator`."""
+        outcome = self.outcome_formula()
+        if self.gamma == 1:
+            return f"{outcome} - Σ_{{k≥t}} {penalty}" if penalty else outcome
+        return f"Σ_{{k≥t}} {self.gamma:g}^(k-t) {reward_at_end(outcome, penalty)}"
+
 
 def uniform_groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, int]:
     """``[rows]`` bool, the rows of groups whose scored members all got the same reward; and how many have just one."""
@@ -137,6 +158,12 @@ def uniform_groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, int]:
         if bool((values == values[:1]).all()):
             uniform |= members
     return uniform, lone
+
+
+def reward_at_end(outcome: str, penalty: str) -> str:
+    """The reward of token k in words: the row's on its last token, less a penalty on each."""
+    outcome = f"({outcome})" if " " in outcome else outcome
+    return f"([k is last] {outcome} - {penalty})" if penalty else f"[k is last] {outcome}"
 
 
 def check_rewards(rewards: Tensor) -> None:

@@ -12,6 +12,7 @@ from roll_lightning.functional.advantages.base import (
     AdvantageOutput,
     check_rewards,
     check_share,
+    reward_at_end,
 )
 from roll_lightning.functional.advantages.credit import token_rewards_with_outcome
 
@@ -55,6 +56,12 @@ class GAE(AdvantageEstimator):
         returns = torch.where(mask, advantages + values, 0.0)
         dtype = inputs.rewards.dtype
         return AdvantageOutput(advantages.to(dtype), returns.to(dtype))
+
+    def formula(self, penalty: str = "") -> str:
+        """See :class:`AdvantageEstimator`; ``V_(k+1)`` is 0 after the last token."""
+        following = "V_(k+1)" if self.gamma == 1 else f"{self.gamma:g} V_(k+1)"
+        difference = f"({reward_at_end('r_i', penalty)} + {following} - V_k)"
+        return f"Σ_{{k≥t}} {self.gamma * self.lam:g}^(k-t) {difference}"
 
     def _advantages(self, rewards: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         advantages = torch.zeros_like(rewards)

@@ -73,6 +73,13 @@ class GroupRelative(OutcomeEstimator):
         # Without any spread there is no scale: eps alone would blow up whatever is not subtracted.
         return deviation + self.eps if deviation > 0 else 1.0
 
+    def outcome_formula(self) -> str:
+        """See :class:`OutcomeEstimator`."""
+        centred = "r_i" if self.mean == "none" else f"r_i - mean_{self.mean}"
+        if self.std == "none":
+            return centred
+        return f"({centred}) / (std_{self.std} + {self.eps:g})"
+
     def state_dict(self) -> dict[str, Any]:
         """The moments of all rewards so far."""
         return self._running.state_dict()

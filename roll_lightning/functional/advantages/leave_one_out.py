@@ -20,6 +20,10 @@ class LeaveOneOut(OutcomeEstimator):
 
     needs_groups = True
 
+    def outcome_formula(self) -> str:
+        """See :class:`OutcomeEstimator`."""
+        return "r_i - mean_others"
+
     def outcomes(self, inputs: AdvantageInputs) -> Tensor:
         """Rewards less the mean of the others."""
         rewards = inputs.rewards.double()

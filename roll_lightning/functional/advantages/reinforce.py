@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from roll_lightning.errors import ConfigError
-from roll_lightning.functional.advantages.base import AdvantageInputs, AdvantageOutput, OutcomeEstimator
+from roll_lightning.functional.advantages.base import AdvantageInputs, AdvantageOutput, OutcomeEstimator, reward_at_end
 from roll_lightning.functional.advantages.credit import segment_returns
 from roll_lightning.functional.advantages.shaping import masked_whiten
 
@@ -20,6 +20,10 @@ class Reinforce(OutcomeEstimator):
     def outcomes(self, inputs: AdvantageInputs) -> Tensor:
         """The rewards themselves."""
         return inputs.rewards.double().nan_to_num(nan=0.0)
+
+    def outcome_formula(self) -> str:
+        """See :class:`OutcomeEstimator`."""
+        return "r_i"
 
 
 class ReinforcePlusPlus(Reinforce):
@@ -36,6 +40,10 @@ class ReinforcePlusPlus(Reinforce):
         plain = super().__call__(inputs)
         mask = inputs.response_mask.bool() & ~inputs.rewards.isnan()[:, None]
         return AdvantageOutput(masked_whiten(plain.advantages, mask))
+
+    def formula(self, penalty: str = "") -> str:
+        """See :class:`AdvantageEstimator`."""
+        return f"whiten({super().formula(penalty)})"
 
 
 class ReMax(Reinforce):
@@ -55,6 +63,10 @@ class ReMax(Reinforce):
             raise ConfigError("ReMax needs the reward of a greedy answer to each prompt, and the rollouts have none")
         return (inputs.rewards.double() - inputs.baselines.double()).nan_to_num(nan=0.0)
 
+    def outcome_formula(self) -> str:
+        """See :class:`OutcomeEstimator`."""
+        return "r_i - r_greedy"
+
 
 class SegmentReinforce(Reinforce):
     """Returns that are discounted from turn to turn; all tokens of a turn share one.
@@ -68,3 +80,8 @@ class SegmentReinforce(Reinforce):
     def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
         """Returns of turns."""
         return segment_returns(rewards, mask, self.gamma)
+
+    def formula(self, penalty: str = "") -> str:
+        """See :class:`AdvantageEstimator`; k runs from the first token of t's turn, the discount over turns."""
+        discount = "" if self.gamma == 1 else f"{self.gamma:g}^(turn(k)-turn(t)) "
+        return f"Σ_{{turn(k)≥turn(t)}} {discount}{reward_at_end(self.outcome_formula(), penalty)}"

@@ -43,6 +43,15 @@ class AdvantageShaping:
         shaped = masked_whiten(advantages, mask) if self.whiten else advantages
         return _clip(shaped, mask, self.clip)
 
+    def reward_formula(self, reward: str) -> str:
+        """The ``reward`` that the estimator gets, in words, for ``roll-lightning explain``."""
+        return reward if self.clip_rewards is None else f"clip({reward}, -{self.clip_rewards:g}, {self.clip_rewards:g})"
+
+    def formula(self, advantage: str) -> str:
+        """The estimator's ``advantage`` in words, as it is shaped."""
+        shaped = f"whiten({advantage})" if self.whiten else advantage
+        return shaped if self.clip is None else f"clip({shaped}, -{self.clip:g}, {self.clip:g})"
+
 
 def masked_whiten(values: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     """``(x - mean) / sqrt(var + eps)`` over the mask's values, the variance divided by n - 1; 0 elsewhere.

@@ -45,6 +45,14 @@ class PolicyLoss(ABC):
                 neither value nor gradient.
         """
 
+    def formula(self) -> str:
+        """The loss of a token in words that ``roll-lightning explain`` prints, its numbers filled in.
+
+        ``ρ`` is the ratio of its level, ``A`` the advantage, ``π`` the token's probability; ``sg`` stops the gradient.
+        A class that does not say is named.
+        """
+        return f"{type(self).__name__}(log π, log π_old, A)"
+
 
 @dataclass(frozen=True)
 class LossTerms:

@@ -81,3 +81,11 @@ class CISPO(PolicyLoss):
             metrics["cispo_masked_negative_tokens"] = negative
             metrics["cispo_kept_tokens"] = ~(positive | negative)
         return terms.output(per_token, metrics)
+
+    def formula(self) -> str:
+        """See :class:`PolicyLoss`."""
+        weight = f"clip(ρ, 1 - {self.low:g}, 1 + {self.high:g})" if self.low < 1 else f"min(ρ, 1 + {self.high:g})"
+        loss = f"-sg({weight}) A log π"
+        if not self.unified_mask:
+            return loss
+        return f"0 if A > 0 and ρ > 1 + {self.high:g} or A < 0 and ρ < 1 - {self.low:g} else {loss}"

@@ -61,3 +61,7 @@ class Kimi15(PolicyLoss):
             "kimi15_kl_reg_magnitude": distance,
         }
         return terms.output(terms.likelihood_loss() + distance, metrics)
+
+    def formula(self) -> str:
+        """See :class:`PolicyLoss`."""
+        return f"-A log π + {self.tau:g}/2 (log ρ)²"

@@ -80,3 +80,10 @@ class PPOClip(PolicyLoss):
             "ppo_ratio_clipfrac": below | above,
         }
         return terms.output(-objective, metrics)
+
+    def formula(self) -> str:
+        """See :class:`PolicyLoss`."""
+        objective = f"min(ρ A, clip(ρ, 1 - {self.low:g}, 1 + {self.high:g}) A)"
+        if self.dual_clip is None:
+            return f"-{objective}"
+        return f"-max({objective}, {self.dual_clip:g} A) if A < 0 else -{objective}"

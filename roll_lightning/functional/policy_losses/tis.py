@@ -63,3 +63,7 @@ class TIS(PolicyLoss):
             "tis_clipped_ratio_mean": weight,
         }
         return terms.output(terms.likelihood_loss(weight), metrics)
+
+    def formula(self) -> str:
+        """See :class:`PolicyLoss`."""
+        return f"-sg(clip(ρ, {self.lower_bound:g}, {self.upper_bound:g})) A log π"

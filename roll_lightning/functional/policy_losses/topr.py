@@ -90,3 +90,8 @@ class TOPR(PolicyLoss):
             "topr_negative_total_clipfrac": ~positive & (terms.ratio > 1),
         }
         return terms.output(weighted_good + weighted_bad, metrics)
+
+    def formula(self) -> str:
+        """See :class:`PolicyLoss`; as it is called in training, without ``scores``."""
+        good, bad = ("" if w == 1 else f"{w:g} " for w in (self.positive_weight, self.negative_weight))
+        return f"-{good}A log π if A > 0 else -{bad}sg(min(ρ, 1)) A log π"

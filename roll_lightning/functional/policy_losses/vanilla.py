@@ -22,3 +22,7 @@ class Vanilla(PolicyLoss):
         """Compute the loss and the metrics of each token; see :class:`PolicyLoss`."""
         terms = LossTerms.of(logprobs, old_logprobs, advantages, mask, "token")
         return terms.output(terms.likelihood_loss(), {})
+
+    def formula(self) -> str:
+        """See :class:`PolicyLoss`."""
+        return "-A log π"
