@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll_lightning.explain.numbers import IterationNumbers
+from roll_lightning.explain.objective import window_loss
 from roll_lightning.explain.parts import mask_formula
 from roll_lightning.explain.text import Line, Section
-from roll_lightning.functional.aggregation import aggregation_formula
 from roll_lightning.modules.rlvr import RLVRModule
 
 
@@ -26,10 +27,9 @@ def symbols(formula: str, rows: str, token: str) -> Iterator[Line]:
         yield Line("n_i", f"{token}s of answer i")
 
 
-def denominators(module: RLVRModule) -> Section:
+def denominators(module: RLVRModule, numbers: IterationNumbers) -> Section:
     """What the loss and the statistics of advantages divide by."""
-    formula = aggregation_formula(module.aggregation, "l")
-    lines = list(symbols(formula, "answers", "counted response token"))
+    lines = list(symbols(window_loss(module, numbers), "answers", "counted response token"))
     if module.aggregation == "seq-mean-token-sum-norm":
         lines.append(Line("", "and a constant, rollout.max_new_tokens"))
     lines.append(Line("left out", "of sums and denominators alike:"))
@@ -40,7 +40,7 @@ def denominators(module: RLVRModule) -> Section:
 
 def _left_out(module: RLVRModule) -> Iterator[str]:
     """Neither in the numerator nor in the denominators."""
-    yield "answers that could not be scored; they leave the statistics of A as well"
+    yield "answers that could not be scored; they leave the statistics of A, too"
     if module.advantage.needs_groups and module.maker.drop_zero_variance:
         yield "groups whose rewards are all equal, or with a single one (model.drop_zero_variance)"
     for mask in module.maker.samples.masks:

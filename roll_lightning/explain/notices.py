@@ -115,13 +115,17 @@ def _rest(trainer: Trainer, module: RLVRModule, numbers: IterationNumbers) -> It
     whitens = isinstance(estimator, ReinforcePlusPlus) and speaks_for(estimator, "formula", "__call__")
     if whitens and module.maker.shaping.whiten:
         yield "advantages are whitened twice, by the estimator and by model.shaping.whiten; the second changes nothing"
-    yield from endless_warm_up(module.schedule_config, run_steps(trainer, numbers.trained_updates))
+    steps, critic = run_steps(trainer, numbers.trained_updates), module.critic_config
+    if steps is not None and critic is not None:
+        # The policy's schedule begins when its critic has warmed up.
+        steps = max(0, steps - critic.warmup_iterations * numbers.updates)
+    yield from endless_warm_up(module.schedule_config, steps)
 
 
 def endless_warm_up(schedule: ScheduleConfig, steps: int | None) -> Iterator[str]:
     """Whether the warm-up is longer than a run of so many optimizer steps; ``None`` or below 0 has no end."""
     if steps is not None and 0 <= steps <= schedule.warmup_steps:
         yield (
-            f"model.schedule.warmup_steps {schedule.warmup_steps} is not less than the run's {steps} optimizer steps: "
-            "the learning rate is never reached"
+            f"model.schedule.warmup_steps {schedule.warmup_steps} is not less than the {steps} optimizer steps of the "
+            "policy: the learning rate is never reached"
         )

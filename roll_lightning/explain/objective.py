@@ -10,6 +10,7 @@ from roll_lightning.explain.text import Definition, Line, Section
 from roll_lightning.functional.aggregation import aggregation_formula
 from roll_lightning.functional.kl import kl_formula
 from roll_lightning.functional.ratios import ratio_formula
+from roll_lightning.functional.values import value_loss_formula
 from roll_lightning.modules.rlvr import RLVRModule
 
 # What the names in formulas of advantages mean.
@@ -22,10 +23,10 @@ STATISTICS = {
     "std_running": "standard deviation of the rewards of all scored answers so far, by n - 1",
     "mean_others": "mean reward of the group's other scored answers",
     "r_greedy": "reward of a greedy answer to the same prompt",
-    "whiten": "whiten(a) = (a - mean(a)) / sqrt(var(a) + 1e-08), over the iteration's tokens in the loss",
+    "whiten": "whiten(x) = (x - mean(x)) / sqrt(var(x) + 1e-08) over the iteration's tokens in the loss",
     "[k is last]": "1 on the last token of the answer, else 0",
     "turn(": "number of the contiguous run of response tokens that a token is in",
-    "V_k": "what the critic expects from token k on",
+    "V_old": "V at the iteration's start, 0 after the last token: what the critic expects before the token is written",
     "mean_row": "mean over the answer's tokens",
     "mean_turn": "mean over the tokens of a turn (a contiguous run of response tokens)",
 }
@@ -33,39 +34,35 @@ STATISTICS = {
 
 def objective(module: RLVRModule, numbers: IterationNumbers) -> Section:
     """What an optimizer step minimises."""
-    definitions = [
-        *_loss(module, numbers),
-        *_policy_term(module, numbers),
-        *_kl_term(module),
-        *_advantage(module, numbers),
-    ]
+    parts = (_loss, _policy_term, _kl_term, _advantage, _value_term)
+    definitions = [definition for part in parts for definition in part(module, numbers)]
     formulas = " ".join(definition.formula for definition in definitions)
     where = [Line(name.strip("("), text) for name, text in STATISTICS.items() if name in formulas]
     return Section("objective: an optimizer step minimises L", [*definitions, *where])
 
 
-def penalises_rewards(module: RLVRModule) -> bool:
-    """Whether a KL penalty is part of the advantages."""
-    return module.kl.placement == "reward"
-
-
-def is_weighted(module: RLVRModule) -> bool:
-    """Whether the policy loss of tokens is weighted from engine to trainer."""
-    return module.off_policy.weight is not None
+def window_loss(module: RLVRModule, numbers: IterationNumbers) -> str:
+    """The formula of L."""
+    terms = list(_terms(module))
+    norm = float(numbers.max_new_tokens) if module.aggregation == "seq-mean-token-sum-norm" else None
+    loss = aggregation_formula(module.aggregation, terms[0] if terms == ["P"] else "l", norm)
+    critic = module.critic_config
+    if critic is None:
+        return loss
+    weight = "" if critic.coefficient == 1 else f"{critic.coefficient:g} "
+    return f"{loss} + {weight}{aggregation_formula('token-mean', 'E')}"
 
 
 def _loss(module: RLVRModule, numbers: IterationNumbers) -> Iterator[Definition]:
+    yield Definition("L", window_loss(module, numbers), module.aggregation)
     terms = list(_terms(module))
-    symbol = terms[0] if terms == ["P"] else "l"
-    norm = float(numbers.max_new_tokens) if module.aggregation == "seq-mean-token-sum-norm" else None
-    yield Definition("L", aggregation_formula(module.aggregation, symbol, norm), module.aggregation)
-    if symbol == "l":
+    if terms != ["P"]:
         yield Definition("l", " + ".join(terms).replace("+ -", "- "), "of token t of answer i")
 
 
 def _terms(module: RLVRModule) -> Iterator[str]:
     """The summands of a token's loss."""
-    weights = ("w " if is_weighted(module) else "") + ("u " if module.maker.samples.weights else "")
+    weights = ("w " if module.off_policy.weight is not None else "") + ("u " if module.maker.samples.weights else "")
     yield f"{weights}P"
     if module.kl.placement == "loss":
         yield "β K"
@@ -97,7 +94,7 @@ def _unit(level: str) -> str:
     return {"token": "token", "segment": "turn"}.get(level, "whole answer")
 
 
-def _kl_term(module: RLVRModule) -> Iterator[Definition]:
+def _kl_term(module: RLVRModule, numbers: IterationNumbers) -> Iterator[Definition]:  # noqa: ARG001
     kl = module.kl
     if kl.placement == "none":
         return
@@ -112,7 +109,18 @@ def _kl_term(module: RLVRModule) -> Iterator[Definition]:
 
 def _advantage(module: RLVRModule, numbers: IterationNumbers) -> Iterator[Definition]:
     shaping, estimator = module.maker.shaping, module.advantage
-    penalty = "β K_k" if penalises_rewards(module) else ""
-    formula = shaping.formula(advantage_formula(estimator, penalty))
-    yield Definition("A", formula, f"{type(estimator).__name__}, of token t of answer i")
+    formula = advantage_formula(estimator, "β K_k" if module.kl.placement == "reward" else "")
+    note = f"{type(estimator).__name__}, of token t of answer i"
+    if module.critic_config is None:
+        yield Definition("A", shaping.formula(formula), note)
+    else:
+        yield Definition("A", shaping.formula("a"), "of token t of answer i")
+        yield Definition("a", formula, note)
     yield Definition("r_i", shaping.reward_formula(rewards_formula(numbers.rewards)), "of answer i")
+
+
+def _value_term(module: RLVRModule, numbers: IterationNumbers) -> Iterator[Definition]:  # noqa: ARG001
+    if module.critic_config is None:
+        return
+    yield Definition("E", value_loss_formula(module.critic_config.value_clip), "the critic's loss")
+    yield Definition("R", "a + V_old", "without gradient")

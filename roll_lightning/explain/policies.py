@@ -18,7 +18,7 @@ GRADIENT = {
     ("loss", "abs"): "gradient of twice the total variation, not of a KL",
     ("loss", "k2"): "exact gradient of KL(π ‖ π_ref) on tokens of π itself",
     ("loss", "k3"): "gradient of KL(π_ref ‖ π), the other direction, on tokens of π itself",
-    ("reward", "k1"): "exact gradient of KL(π ‖ π_ref) on tokens of π itself",
+    ("reward", "k1"): "exact: its return has the gradient of KL(π ‖ π_ref); what A does to rewards it does to it",
     ("reward", "abs"): "not the gradient of a KL: it is blind to the sign of d",
     ("reward", "k2"): "not the gradient of a KL: it is blind to the sign of d",
     ("reward", "k3"): "gradient of KL(π ‖ π_ref) - KL(π_ref ‖ π): biased",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roll_lightning.explain.critic import critic
 from roll_lightning.explain.denominators import denominators
 from roll_lightning.explain.notices import notices
 from roll_lightning.explain.numbers import IterationNumbers, StepNumbers
@@ -25,7 +26,8 @@ def explain_rlvr(module: RLVRModule) -> list[Section]:
         policies(module, rollout, numbers),
         off_policy(module, rollout, numbers),
         objective(module, numbers),
-        denominators(module),
+        denominators(module, numbers),
         reference(module),
+        critic(module, numbers),
         notices(trainer, module, rollout, numbers),
     ]

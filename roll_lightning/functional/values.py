@@ -62,6 +62,13 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
     return ValueLoss(0.5 * torch.maximum(plain, limited), limited > plain)
 
 
+def value_loss_formula(clip: float | None) -> str:
+    """The loss of a token in words, with R the return, for ``roll-lightning explain``."""
+    if clip is None:
+        return "(V - R)² / 2"
+    return f"max((V - R)², (clip(V, V_old - {clip:g}, V_old + {clip:g}) - R)²) / 2"
+
+
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """``1 - Var(R - V) / Var(R)`` over the mask's tokens: 1 for a perfect critic, 0 for one that knows the mean only.
 

@@ -55,18 +55,27 @@ class ActorCriticModule(RolloutModule):
         self.critic: ValueModel | None = None
 
     def setup(self, stage: str) -> None:
-        """Refuse what a critic cannot do before a model loads.
+        """Find a wrong path of the critic before a model loads.
 
         Raises:
-            ConfigError: the critic's path is wrong, nothing is left for the policy after the critic's warm-up, or
-                DeepSpeed would have to clip two gradients.
+            ConfigError: there is no model.
         """
         super().setup(stage)
         config = self.critic_config
+        if config is not None and not config.shared:
+            check_policy(config.model(self.policy_config), "model.critic")
+
+    def check_settings(self, stage: str) -> None:
+        """Refuse what a critic cannot do.
+
+        Raises:
+            ConfigError: nothing is left for the policy after the critic's warm-up, or DeepSpeed would have to clip two
+                gradients.
+        """
+        super().check_settings(stage)
+        config = self.critic_config
         if config is None:
             return
-        if not config.shared:
-            check_policy(config.model(self.policy_config), "model.critic")
         epochs = self.trainer.max_epochs
         if stage == "fit" and epochs is not None and 0 <= epochs <= config.warmup_iterations:
             raise ConfigError(

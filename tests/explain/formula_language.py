@@ -15,7 +15,7 @@ from torch import Tensor
 TOKEN = re.compile(
     r"(?P<sum>Σ_\{k≥t\}(?: [\d.]+\^\(k-t\))?|Σ_\{turn\(k\)≥turn\(t\)\}(?: [\d.]+\^\(turn\(k\)-turn\(t\)\))?|Σ_\w)"
     r"|(?P<number>\d+(?:\.\d+)?(?:e-?\d+)?)"
-    r"|(?P<name>\[k is last\]|V_\(k\+1\)|[^\W\d²][^\W²]*)|(?P<sign>[-+/(),²\[\]<>≤])"
+    r"|(?P<name>\[k is last\]|V_old\(k(?:\+1)?\)|[^\W\d²][^\W²]*)|(?P<sign>[-+/(),²\[\]<>≤])"
     r"|(?P<space>\s+)"
 )
 

@@ -208,7 +208,7 @@ FAULTS = {
         "32",
     ): "a group of one has no advantage",
     ("--data.batch_size", "100"): "cannot be cut into optimizer steps of data.batch_size 100; set data.batch_size to",
-    ("--model.advantage", "GAE"): "GAE needs a critic",
+    ("--model.advantage", "GAE"): "model.advantage GAE needs a critic; set model.critic",
     ("--model.policy_loss.low", "2"): "PPOClip.low is 2.0; it must be above 0 and at most 1",
     ("--model.policy_loss.lwo", "0.1"): "unknown key model.policy_loss.lwo; did you mean model.policy_loss.low?",
     ("--model.off_policy.weight.level", "token", "--rollout.top_p", "0.9"): "model.off_policy corrects by log-prob",
@@ -270,7 +270,7 @@ NOTICES = {
     ("--model.entropy_coefficient", "-0.1"): "below 0 it lowers the entropy",
     ("--model.positive_nll_coefficient", "-1"): "below 0 it unlearns good answers",
     ("--model.advantage", "ReinforcePlusPlus", "--model.shaping.whiten", "true"): "whitened twice",
-    ("--model.schedule.warmup_steps", "300"): "300 is not less than the run's 200 optimizer steps",
+    ("--model.schedule.warmup_steps", "300"): "300 is not less than the 200 optimizer steps",
     ("--rollout.top_p", "0.9"): "top_p or top_k filters what is sampled",
 }
 
@@ -306,7 +306,7 @@ def test_what_leaves_the_denominators(explain):
         ),
         "denominators",
     )  # fmt: skip
-    assert "- answers that could not be scored; they leave the statistics of A as well" in text
+    assert "- answers that could not be scored; they leave the statistics of A, too" in text
     assert "- groups whose rewards are all equal, or with a single one (model.drop_zero_variance)" in text
     assert "- answers that were cut at the length limit (OverlongMask); they stay in the statistics of A" in text
     assert "- answers with score < 1 and more than 5 tokens (WrongAndLongMask)" in text
@@ -331,6 +331,27 @@ def test_references(explain):
     own = explain("--model.reference.path", "ref/model", recipe="grpo")
     assert "ref/model (a name on the hub, or not there yet), frozen: a second model" in section(own, "policies")
     assert "and a greedy answer to each prompt" in section(explain(recipe="remax"), "one iteration")
+
+
+def test_a_critic(explain):
+    """By hand: 4 steps per iteration, the first 2 iterations are the critic's."""
+    arguments = ("--data.batch_size", "64", "--model.critic.warmup_iterations", "2", "--trainer.max_epochs", "5")
+    text = explain(*arguments, "--model.aggregation", "seq-mean-token-sum", recipe="ppo")
+    assert "L = Σ_i Σ_t P / S + Σ_i Σ_t E / N" in section(text, "objective")
+    assert "E = max((V - R)², (clip(V, V_old - 0.2, V_old + 0.2) - R)²) / 2" in section(text, "objective")
+    assert "N counted response tokens" in section(text, "denominators")
+    critic = section(text, "critic")
+    assert "a model of its own from runs/quickstart/sft/hf (not there yet)" in critic
+    assert "learning rate 0.001; of π 0.0005" in critic
+    assert "in the first 2 iterations (8 optimizer steps)" in critic
+    shared = ("--model.critic.shared", "true")
+    assert "a head on the body of π" in section(explain(*shared, recipe="ppo"), "critic")
+    late = ("--model.schedule.warmup_steps", "12")
+    assert "12 is not less than the 12 optimizer steps of the policy" in section(
+        explain(*arguments, *late, recipe="ppo"), "notices"
+    )
+    fault = explain.error(*arguments, "--trainer.max_epochs", "2", recipe="ppo")
+    assert "model.critic.warmup_iterations 2 leaves nothing of trainer.max_epochs 2" in fault
 
 
 class OwnLoss(PolicyLoss):

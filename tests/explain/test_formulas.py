@@ -174,8 +174,8 @@ def statistics(critic: torch.Tensor) -> dict[str, torch.Tensor]:
         "mean_running": REWARDS.mean(),
         "std_running": REWARDS.std(),
         "[k is last]": last_tokens(),
-        "V_k": critic,
-        "V_(k+1)": following,
+        "V_old(k)": critic,
+        "V_old(k+1)": following,
     }
 
 

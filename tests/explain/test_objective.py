@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,12 +18,13 @@ from roll_lightning.explain.command import attach
 from roll_lightning.explain.numbers import IterationNumbers
 from roll_lightning.explain.objective import objective
 from roll_lightning.explain.text import Definition
-from roll_lightning.functional.advantages import AdvantageShaping, GroupRelative, LeaveOneOut, ReinforcePlusPlus
+from roll_lightning.functional.advantages import GAE, AdvantageShaping, GroupRelative, LeaveOneOut, ReinforcePlusPlus
 from roll_lightning.functional.logprobs import TokenLogprobs
 from roll_lightning.functional.off_policy import ImportanceWeight, OffPolicyCorrection, RejectionMask
 from roll_lightning.functional.policy_losses import CISPO, PPOClip, Vanilla
 from roll_lightning.functional.sample_masks import LengthWeight, SampleSelection
 from roll_lightning.models.loading import PolicyConfig
+from roll_lightning.modules.critic_config import CriticConfig
 from roll_lightning.modules.kl_term import KLConfig
 from roll_lightning.modules.rlvr import RLVRModule
 from roll_lightning.rewards.exact_match import ExactMatch
@@ -61,6 +63,14 @@ OBJECTIVES = {
         "positive_nll_coefficient": 0.3,
         "aggregation": "seq-mean-token-mean",
     },
+    "ppo": {
+        "advantage": GAE(0.9, 0.8),
+        "kl": KLConfig("reward", "k1", 0.2),
+        "shaping": AdvantageShaping(whiten=True),
+        "critic": CriticConfig(shared=True, coefficient=0.5, value_clip=0.3),
+        "aggregation": "seq-mean-token-sum",
+    },
+    "critic without clip": {"advantage": GAE(), "critic": CriticConfig(shared=True)},
     "rejection": {
         "off_policy": OffPolicyCorrection(ImportanceWeight("token", 1.2), [RejectionMask("token", 0.1, 10.0)]),
         "entropy_coefficient": -0.2,
@@ -101,6 +111,7 @@ def test_the_printed_objective_is_that_of_a_training_step(name, tmp_path, monkey
     policy, entropy = random_logprobs(1), random_logprobs(5).abs()
     old = random_logprobs(2) if numbers.updates > 1 else policy
     engine, reference = random_logprobs(3), random_logprobs(4)
+    before, critic = numbers_like(policy, 6), numbers_like(policy, 7).requires_grad_()
     policy.requires_grad_()
 
     made = rollouts(engine)
@@ -108,10 +119,13 @@ def test_the_printed_objective_is_that_of_a_training_step(name, tmp_path, monkey
     whole = experience.response_mask.clone()
     experience.old_logprobs = old.detach() if numbers.recomputes_old else None
     experience.ref_logprobs = reference if module.kl.placement != "none" else None
+    if module.critic_config is not None:
+        experience.values = before.float()
     module.maker.finish(experience, made)
     mask = experience.response_mask
     window = WindowTotals(0, int(mask.sum()), int(mask.any(1).sum()))
-    monkeypatch.setattr(module, "token_logprobs", lambda *_, **__: TokenLogprobs(policy, entropy))
+    monkeypatch.setattr(module, "token_logprobs", lambda *_, **__: TokenLogprobs(policy, entropy, critic))
+    monkeypatch.setattr(module, "policy", SimpleNamespace(values_reach_body=True))
     code = module.training_step(experience.batch(range(6), window), 0)
 
     printed = {line.symbol: line.formula for line in objective(module, numbers).lines if isinstance(line, Definition)}
@@ -120,13 +134,26 @@ def test_the_printed_objective_is_that_of_a_training_step(name, tmp_path, monkey
     values = facts(whole, mask) | {"π": policy.exp(), "π_old": old.detach().exp()}
     values |= {"π_engine": engine.exp(), "π_ref": reference.exp(), "H": entropy}
     values |= {"N": window.tokens, "S": window.sequences, "n_i": mask.sum(1, keepdim=True).double()}
+    values |= {"V": critic, "V_old": before, "V_old(k)": before, "V_old(k+1)": following(before, mask)}
     # Means of weights and advantages are over what is in the loss, off-policy ratios over what was before rejection.
     read = Formulas(Early(printed, values, whole, ("w",)), values, mask)
     assert float(read["L"]) == pytest.approx(float(code), rel=1e-5, abs=1e-6)
     # Advantages and given weights are float32.
-    gradients = [torch.autograd.grad(x, policy, retain_graph=True)[0] for x in (read["L"], code)]
-    assert torch.allclose(*gradients, rtol=1e-4, atol=1e-7)
-    assert gradients[0].abs().max() > 1e-3
+    for of in [policy] if module.critic_config is None else [policy, critic]:
+        gradients = [torch.autograd.grad(x, of, retain_graph=True)[0] for x in (read["L"], code)]
+        assert torch.allclose(*gradients, rtol=1e-4, atol=1e-6)
+        assert gradients[0].abs().max() > 1e-3
+
+
+def numbers_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def following(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What the next token of the answer has, 0 after its last."""
+    shifted = torch.zeros_like(values)
+    shifted[:, :-1] = torch.where(mask[:, 1:], values[:, 1:], 0.0)
+    return shifted
 
 
 class Early(dict):

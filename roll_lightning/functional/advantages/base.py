@@ -143,7 +143,7 @@ class OutcomeEstimator(AdvantageEstimator):
         outcome = self.outcome_formula()
         if self.gamma == 1:
             return f"{outcome} - Σ_{{k≥t}} {penalty}" if penalty else outcome
-        return f"Σ_{{k≥t}} {self.gamma:g}^(k-t) {reward_at_end(outcome, penalty)}"
+        return f"Σ_{{k≥t}} {self.gamma:g}^(k-t) ({reward_at_end(outcome, penalty)})"
 
 
 def uniform_groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, int]:
@@ -163,7 +163,7 @@ def uniform_groups(rewards: Tensor, group_ids: Tensor) -> tuple[Tensor, int]:
 def reward_at_end(outcome: str, penalty: str) -> str:
     """The reward of token k in words: the row's on its last token, less a penalty on each."""
     outcome = f"({outcome})" if " " in outcome else outcome
-    return f"([k is last] {outcome} - {penalty})" if penalty else f"[k is last] {outcome}"
+    return f"[k is last] {outcome}" + (f" - {penalty}" if penalty else "")
 
 
 def check_rewards(rewards: Tensor) -> None:

@@ -58,9 +58,9 @@ class GAE(AdvantageEstimator):
         return AdvantageOutput(advantages.to(dtype), returns.to(dtype))
 
     def formula(self, penalty: str = "") -> str:
-        """See :class:`AdvantageEstimator`; ``V_(k+1)`` is 0 after the last token."""
-        following = "V_(k+1)" if self.gamma == 1 else f"{self.gamma:g} V_(k+1)"
-        difference = f"({reward_at_end('r_i', penalty)} + {following} - V_k)"
+        """See :class:`AdvantageEstimator`; ``V_old(k+1)`` is 0 after the last token."""
+        following = "V_old(k+1)" if self.gamma == 1 else f"{self.gamma:g} V_old(k+1)"
+        difference = f"({reward_at_end('r_i', penalty)} + {following} - V_old(k))"
         return f"Σ_{{k≥t}} {self.gamma * self.lam:g}^(k-t) {difference}"
 
     def _advantages(self, rewards: Tensor, values: Tensor, mask: Tensor) -> Tensor:

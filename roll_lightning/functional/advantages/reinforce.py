@@ -84,4 +84,4 @@ class SegmentReinforce(Reinforce):
     def formula(self, penalty: str = "") -> str:
         """See :class:`AdvantageEstimator`; k runs from the first token of t's turn, the discount over turns."""
         discount = "" if self.gamma == 1 else f"{self.gamma:g}^(turn(k)-turn(t)) "
-        return f"Σ_{{turn(k)≥turn(t)}} {discount}{reward_at_end(self.outcome_formula(), penalty)}"
+        return f"Σ_{{turn(k)≥turn(t)}} {discount}({reward_at_end(self.outcome_formula(), penalty)})"
