@@ -92,7 +92,8 @@ def _elsewhere(tree: Tree) -> Any:
     def find(name: str) -> str | None:
         exact = [path for path in paths if path.rsplit(".", 1)[-1] == name]
         if exact:
-            return min(exact, key=len)
+            # The least deep, of those the first: what a class is mainly about leads its signature.
+            return min(exact, key=lambda path: path.count("."))
         last = nearest(name, {path.rsplit(".", 1)[-1] for path in paths}, cutoff=0.85)
         return next((path for path in paths if path.rsplit(".", 1)[-1] == last), None)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from roll_lightning.explain.numbers import IterationNumbers
 from roll_lightning.explain.objective import window_loss
-from roll_lightning.explain.parts import mask_formula
+from roll_lightning.explain.parts import advantage_formula, mask_formula
 from roll_lightning.explain.text import Line, Section
 from roll_lightning.modules.rlvr import RLVRModule
 
@@ -40,11 +40,14 @@ def denominators(module: RLVRModule, numbers: IterationNumbers) -> Section:
 
 def _left_out(module: RLVRModule) -> Iterator[str]:
     """Neither in the numerator nor in the denominators."""
-    yield "answers that could not be scored; they leave the statistics of A, too"
+    advantage = advantage_formula(module.advantage, "")
+    statistics = "mean_" in advantage or "std_" in advantage
+    yield "answers that could not be scored" + ("; they leave the statistics of A, too" if statistics else "")
     if module.advantage.needs_groups and module.maker.drop_zero_variance:
         yield "groups whose rewards are all equal, or with a single one (model.drop_zero_variance)"
     for mask in module.maker.samples.masks:
-        yield f"{mask_formula(mask)} ({type(mask).__name__}); they stay in the statistics of A"
+        stay = "; their rewards stay in the statistics of A" if statistics else ""
+        yield f"{mask_formula(mask)} ({type(mask).__name__}){stay}"
     for rejection in module.off_policy.masks:
         yield f"tokens without {rejection.formula()} (off_policy.masks)"
 

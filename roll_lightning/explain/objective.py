@@ -16,13 +16,13 @@ from roll_lightning.modules.rlvr import RLVRModule
 # What the names in formulas of advantages mean.
 STATISTICS = {
     "mean_group": "mean reward of the group: the scored answers to the same prompt, its own included",
-    "std_group": "standard deviation of the group's rewards, divided by n - 1",
+    "std_group": "standard deviation of the group's rewards, by n - 1; where it is 0, A is 0",
     "mean_batch": "mean reward of all scored answers of the iteration",
-    "std_batch": "standard deviation of the rewards of all scored answers of the iteration, by n - 1",
+    "std_batch": "standard deviation of the rewards of the iteration's scored answers, by n - 1; 0 does not divide",
     "mean_running": "mean reward of all scored answers so far, this iteration included",
-    "std_running": "standard deviation of the rewards of all scored answers so far, by n - 1",
-    "mean_others": "mean reward of the group's other scored answers",
-    "r_greedy": "reward of a greedy answer to the same prompt",
+    "std_running": "standard deviation of the rewards of all scored answers so far, by n - 1; 0 does not divide",
+    "mean_others": "mean reward of the group's other scored answers; without any, A is 0",
+    "r_greedy": "reward of a greedy answer to the same prompt; without a score it is r_i",
     "whiten": "whiten(x) = (x - mean(x)) / sqrt(var(x) + 1e-08) over the iteration's tokens in the loss",
     "[k is last]": "1 on the last token of the answer, else 0",
     "turn(": "number of the contiguous run of response tokens that a token is in",

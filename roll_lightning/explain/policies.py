@@ -31,7 +31,7 @@ def policies(module: RLVRModule, rollout: Any, numbers: IterationNumbers) -> Sec
 
 
 def _policies(module: RLVRModule, rollout: Any, numbers: IterationNumbers) -> Iterator[Line]:
-    tempered = f" at temperature {rollout.temperature:g}" if rollout.temperature != 1 else ""
+    tempered = f"; log-probabilities at temperature {rollout.temperature:g}" if rollout.temperature != 1 else ""
     yield Line("π", trained(module.policy_config) + tempered)
     yield Line("π_engine", _engine(rollout) + tempered)
     yield Line("π_old", _old(module, numbers))

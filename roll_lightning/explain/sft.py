@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from roll_lightning.data.sources import read_rows
 from roll_lightning.data.split import split_rows
 from roll_lightning.datamodules.sft import SFTDataModule
+from roll_lightning.errors import ConfigError
 from roll_lightning.explain.denominators import symbols
 from roll_lightning.explain.notices import endless_warm_up
 from roll_lightning.explain.numbers import StepNumbers, limited, run_steps
@@ -20,9 +21,17 @@ from roll_lightning.modules.sft import SFTModule
 
 
 def explain_sft(module: SFTModule) -> list[Section]:
-    """The sections of a module that has a trainer, which has data."""
+    """The sections of a module that has a trainer, which has data.
+
+    Raises:
+        ConfigError: data of another kind.
+    """
     trainer = module.trainer
     data = trainer.datamodule
+    if not isinstance(data, SFTDataModule):
+        raise ConfigError(
+            f"data is {type(data).__name__}, which has no rows for {type(module).__name__}; name SFTDataModule"
+        )
     return [
         Section("one epoch", tuple(_epoch(trainer, data))),
         optimizer_step(StepNumbers.of(trainer, data), None, data.max_length),

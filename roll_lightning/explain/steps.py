@@ -27,6 +27,9 @@ def _iteration(trainer: Trainer, module: RLVRModule, data: Any, numbers: Iterati
     if data.rollout.replay_dir:
         yield Line("", f"read from {data.rollout.replay_dir} (rollout.replay_dir); nothing is generated")
     yield Line("prompts", _prompts(data, numbers))
+    shares = {name: domain.share for name, domain in data.domains.items() if domain.share is not None}
+    if shares:
+        yield Line("", "each iteration: " + ", ".join(f"{share:.4g} of {name}" for name, share in shares.items()))
     yield Line("passes", f"{numbers.passes} (data.ppo_epochs){', each in a new order' if numbers.passes > 1 else ''}")
     steps = f"{samples} samples / {grouped(data.batch_size)} per step x {numbers.passes} = {grouped(numbers.updates)}"
     yield Line("optimizer steps", steps)

@@ -93,7 +93,7 @@ class LanguageModule(BaseModule):
         self.check_settings(stage)
         self.window_metrics = self.make_window_metrics()
 
-    def check_settings(self, stage: str) -> None:  # noqa: ARG002
+    def check_settings(self, stage: str) -> None:
         """Find settings that contradict each other, with neither model nor data at hand.
 
         Raises:
@@ -105,6 +105,14 @@ class LanguageModule(BaseModule):
                 "trainer.gradient_clip_algorithm is value, but DeepSpeed clips by norm only; set it to norm"
             )
         self._check_lora()
+        endless = self.trainer.max_steps == -1 and self.trainer.max_epochs == -1
+        if stage == "fit" and self.schedule_config.needs_total and endless:
+            raise self._endless_schedule()
+
+    def _endless_schedule(self) -> ConfigError:
+        return ConfigError(
+            f"model.schedule.name {self.schedule_config.name} needs an end; set trainer.max_epochs or trainer.max_steps"
+        )
 
     def configure_model(self) -> None:
         """Load the policy, and shard it where the strategy wants that. Called again, it does nothing."""
@@ -162,10 +170,7 @@ class LanguageModule(BaseModule):
         if self.schedule_config.needs_total:
             total = self.trainer.estimated_stepping_batches
             if total == float("inf"):
-                raise ConfigError(
-                    f"model.schedule.name {self.schedule_config.name} needs an end; set trainer.max_epochs or "
-                    f"trainer.max_steps"
-                )
+                raise self._endless_schedule()
         schedule = make_schedule(optimizer, self.schedule_config, int(total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -7,6 +7,7 @@ from typing import Any
 from roll_lightning.collectors.base import RolloutTask
 from roll_lightning.data.batch import PromptBatch
 from roll_lightning.data.types import Rollout
+from roll_lightning.errors import ConfigError
 from roll_lightning.metrics.validation import ValidationMetrics
 from roll_lightning.modules.language import LanguageModule
 
@@ -27,6 +28,11 @@ class RolloutModule(LanguageModule):
 
     @property
     def _rollout(self) -> Any:
+        if not hasattr(type(self._data), "rollout"):
+            raise ConfigError(
+                f"data is {type(self._data).__name__}, which has no rollouts for {type(self).__name__}; name "
+                f"RLVRDataModule"
+            )
         return self._data.rollout
 
     def on_validation_start(self) -> None:

@@ -218,6 +218,16 @@ FAULTS = {
     ("--trainer.accumulate_grad_batches", "300"): "is less than the 300 micro-batches of an optimizer step",
     ("--model.policy.lora.dropout", "0.1"): "model.policy.lora.dropout is 0.1; reinforcement learning needs 0",
     ("--data.train", "null"): "data.train is not set",
+    (
+        "--trainer.max_epochs",
+        "-1",
+    ): "model.schedule.name linear needs an end; set trainer.max_epochs or trainer.max_steps",
+    (
+        "--data",
+        "SFTDataModule",
+        "--data.train",
+        "rows.jsonl",
+    ): "data is SFTDataModule, which has no rollouts for RLVRModule; name RLVRDataModule",
     ("--rollout", "null"): "no RolloutCallback: add a `rollout:` group",
     ("--ckpt_path", "nowhere.ckpt"): "ckpt_path nowhere.ckpt does not exist",
 }
@@ -234,6 +244,7 @@ def test_faults_of_fsdp2_without_a_mesh_and_of_sft(explain):
         "--trainer.strategy.data_parallel_size", "1", "--trainer.strategy.tensor_parallel_size", "2", recipe="fsdp2"
     )
     assert "data.train is not set" in explain.error("--data.train", "null", config="sft")
+    assert "no RolloutCallback" in explain.error("--data", "RLVRDataModule", "--data.batch_size", "4", config="sft")
 
 
 def test_missing_accelerators_say_how_to_explain_without_them(explain):
@@ -308,7 +319,9 @@ def test_what_leaves_the_denominators(explain):
     )  # fmt: skip
     assert "- answers that could not be scored; they leave the statistics of A, too" in text
     assert "- groups whose rewards are all equal, or with a single one (model.drop_zero_variance)" in text
-    assert "- answers that were cut at the length limit (OverlongMask); they stay in the statistics of A" in text
+    assert (
+        "- answers that were cut at the length limit (OverlongMask); their rewards stay in the statistics of A" in text
+    )
     assert "- answers with score < 1 and more than 5 tokens (WrongAndLongMask)" in text
     assert "- tokens without 0.5 ≤ π_old / π_engine ≤ 2 (off_policy.masks)" in text
     kept = section(explain("--model.drop_zero_variance", "false"), "denominators")
@@ -322,6 +335,12 @@ def test_why_old_logprobs_are_computed(explain):
     for why in ("the KL is in the reward", "the KL coefficient adapts", "tokens are left out by them"):
         assert why in text
     assert "optimizer steps" not in text
+
+
+def test_temperature_and_shares(explain):
+    text = explain("--rollout.temperature", "0.7", recipe="reasoning_gym")
+    assert section(text, "policies").count("; log-probabilities at temperature 0.7") == 2
+    assert "each iteration: 0.5 of chain_sum, 0.5 of gsm_symbolic" in section(text, "one iteration")
 
 
 def test_references(explain):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import get_args
 
 import pytest
 import torch
 from explain.formula_language import Formulas
 
 from roll_lightning.explain.parts import advantage_formula, policy_loss_formula
+from roll_lightning.explain.policies import GRADIENT
 from roll_lightning.functional.advantages import (
     GAE,
     AdvantageInputs,
@@ -21,7 +23,7 @@ from roll_lightning.functional.advantages import (
     SegmentReinforce,
 )
 from roll_lightning.functional.aggregation import aggregate, aggregation_formula
-from roll_lightning.functional.kl import kl_estimate, kl_formula
+from roll_lightning.functional.kl import KLKind, kl_estimate, kl_formula
 from roll_lightning.functional.kl_controller import AdaptiveKL
 from roll_lightning.functional.off_policy import LEVELS, ImportanceWeight, Mismatch, OffPolicyCorrection, RejectionMask
 from roll_lightning.functional.policy_losses import CISPO, TIS, TOPR, Kimi15, PolicyLoss, PPOClip, Vanilla
@@ -101,6 +103,13 @@ def test_kl_estimates(kind):
     assert torch.allclose(read, code, rtol=1e-10)
     gradients = [torch.autograd.grad(x.sum(), policy, retain_graph=True)[0] for x in (read, code)]
     assert torch.allclose(*gradients, rtol=1e-10)
+
+
+def test_every_kl_estimate_has_a_formula_and_a_gradient():
+    for kind in get_args(KLKind):
+        assert kl_formula(kind)
+        assert GRADIENT["loss", kind]
+        assert GRADIENT["reward", kind]
 
 
 def test_the_coefficient_of_adaptive_kl():
