@@ -9,7 +9,7 @@ from roll_lightning.explain.parts import advantage_formula, policy_loss_formula,
 from roll_lightning.explain.text import Definition, Line, Section
 from roll_lightning.functional.aggregation import aggregation_formula
 from roll_lightning.functional.kl import kl_formula
-from roll_lightning.functional.ratios import ratio_formula
+from roll_lightning.functional.ratios import MAX_LOG_RATIO, ratio_formula
 from roll_lightning.functional.values import value_loss_formula
 from roll_lightning.modules.rlvr import RLVRModule
 
@@ -78,7 +78,9 @@ def _policy_term(module: RLVRModule, numbers: IterationNumbers) -> Iterator[Defi
     yield Definition("P", formula, type(loss).__name__)
     if "ρ" in formula:
         old = "π_old" if numbers.recomputes_old else "sg(π)"
-        note = "log ρ is clamped to ±20" if numbers.recomputes_old else "1, with a gradient"
+        # A loss that takes the logarithm has it from the probabilities, not from their clamped ratio.
+        clamped = "" if "log ρ" in formula else f"log ρ is clamped to ±{MAX_LOG_RATIO:g}"
+        note = clamped if numbers.recomputes_old else "1, with a gradient"
         yield Definition("ρ", ratio_formula(getattr(loss, "ratio", "token"), old=old), note)
     if module.off_policy.weight is not None:
         yield Definition("w", module.off_policy.weight.formula(), f"of a {_unit(module.off_policy.weight.level)}")

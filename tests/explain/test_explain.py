@@ -94,6 +94,9 @@ def test_the_table_of_algorithms_says_the_same(explain):
     }
     for recipe, loss in losses.items():
         assert f" P = {loss}" in section(explain("--data.batch_size", "64", recipe=recipe), "objective")
+    for recipe, clamped in (("gspo", True), ("kimi15", False)):
+        text = section(explain("--data.batch_size", "64", recipe=recipe), "objective")
+        assert ("log ρ is clamped to ±20" in text) == clamped
     assert "w = sg(min(π_old / π_engine, 2))" in section(explain(recipe="tis"), "objective")
     rloo = section(explain(recipe="rloo"), "objective")
     assert "A = r_i - mean_others - Σ_{k≥t} β K_k" in rloo
